@@ -1,0 +1,55 @@
+# `make demo` and `make test` do all set-up themselves, in .venv; `make help` lists the rest.
+
+PYTHON ?= python3
+PADDLE ?= paddlepaddle==3.3.1
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := $(shell find custom_ops paddle_fused -name '*.py' -o -name '*.cc' -o -name '*.cu' \
+	-o -name '*.h' -o -name '*.inc' | grep -v _build_info.py) setup.py pyproject.toml MANIFEST.in
+
+.PHONY: help venv demo test bench lint format strict wheel-check clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
+
+venv: $(VENV)/installed  ## .venv with Paddle, the package and what demo and tests need
+
+# Tools first: they change seldom, the package often.
+$(VENV)/tools: requirements-dev.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet "$(PADDLE)" -r requirements-dev.txt
+	touch $@
+
+# The wheel is built once, checked by the tests and installed: tests run what users get.
+$(VENV)/installed: $(VENV)/tools $(SOURCES)
+	rm -rf build/wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+	$(BIN)/python -m pip install --quiet --no-deps --force-reinstall build/wheel/paddle_fused-*.whl
+	touch $@
+
+demo: venv  ## train a mixture-of-experts language model, export it, serve it
+	$(BIN)/python examples/train_moe.py
+
+test: venv  ## all tests, and the examples in docstrings, README and docs
+	$(BIN)/pytest tests
+
+bench: venv  ## operators against plain Paddle on this CPU
+	$(BIN)/python benchmarks/cpu.py
+
+lint: venv  ## formatting and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'custom_ops/*.h' 'custom_ops/*.cc' 'custom_ops/*.inc' 'custom_ops/*.cu')
+	$(BIN)/lint-imports
+
+format: venv  ## rewrite sources in the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $$(git ls-files 'custom_ops/*.h' 'custom_ops/*.cc' 'custom_ops/*.inc' 'custom_ops/*.cu')
+
+strict: venv  ## compile our sources with -Wall -Wextra -Werror
+	$(BIN)/python tools/strict_compile.py
+
+clean:  ## remove what was built, .venv included
+	rm -rf $(VENV) build *.egg-info paddle_fused/_C.so paddle_fused/_build_info.py

@@ -1,0 +1,316 @@
+// The RoPE operators: one, two or three tensors rotated in one launch (an operator cannot have
+// outputs that are sometimes absent), and the tables of cosines and sines.
+#include "custom_ops/paddle/tensor.h"
+#include "custom_ops/rope/rope.h"
+
+namespace paddle_fused {
+namespace {
+
+using DataType = paddle::DataType;
+using OptionalTensor = paddle::optional<Tensor>;
+
+constexpr char kRope[] = "paddle_fused_rope";
+
+// Order of the axes of a rotated tensor.
+enum class Layout : int { kBatchSeqHeads = 0, kSeqBatchHeads = 1, kBatchHeadsSeq = 2 };
+
+struct RopeAttrs {
+  RopeAttrs(int pairing, int layout, const std::vector<int>& heads)
+      : pairing(static_cast<RopePairing>(pairing)),
+        layout(static_cast<Layout>(layout)),
+        heads(heads) {
+    PADDLE_FUSED_CHECK(pairing >= 0 && pairing <= 2 && layout >= 0 && layout <= 2,
+                       "%s: unknown pairing %d or layout %d.", kRope, pairing, layout);
+  }
+  size_t BatchAxis() const { return layout == Layout::kSeqBatchHeads ? 1 : 0; }
+  size_t SeqAxis() const {
+    return layout == Layout::kSeqBatchHeads ? 0 : layout == Layout::kBatchSeqHeads ? 1 : 2;
+  }
+  size_t HeadAxis() const { return layout == Layout::kBatchHeadsSeq ? 1 : 2; }
+
+  RopePairing pairing;
+  Layout layout;
+  const std::vector<int>& heads;  // of each tensor, for gradients that come undefined
+};
+
+// [rows, dim], [batch, rows, dim] or [batch, rows, 1, dim].
+struct TableSize {
+  explicit TableSize(const Shape& shape) {
+    PADDLE_FUSED_CHECK(
+        shape.size() >= 2 && shape.size() <= 4 && (shape.size() < 4 || shape[2] == 1),
+        "%s: expected tables of shape [S, R], [B, S, R] or [B, S, 1, R].", kRope);
+    dim = shape.back();
+    rows = shape[shape.size() == 2 ? 0 : 1];
+    batch = shape.size() == 2 ? 1 : shape[0];
+  }
+  int64_t batch, rows, dim;
+};
+
+void SetIds(const OptionalTensor& ids, int64_t count, const void** data, bool* int32) {
+  if (!ids) return;
+  PADDLE_FUSED_CHECK(ids->dtype() == DataType::INT64 || ids->dtype() == DataType::INT32,
+                     "%s: expected int64 or int32 position_ids.", kRope);
+  PADDLE_FUSED_CHECK(ids->numel() == count,
+                     "%s: expected position_ids for %d tokens (batch x sequence), got %d.", kRope,
+                     count, ids->numel());
+  *data = DataOf(*ids);
+  *int32 = ids->dtype() == DataType::INT32;
+}
+
+void SetTables(const Tensor& sin, const Tensor& cos, RopeParams* p) {
+  const TableSize size(cos.shape());
+  PADDLE_FUSED_CHECK(sin.shape() == cos.shape() && sin.dtype() == cos.dtype(),
+                     "%s: sin and cos must have one dtype and one shape.", kRope);
+  PADDLE_FUSED_CHECK(size.dim % 2 == 0 && size.dim <= p->head_dim,
+                     "%s: expected tables of an even width up to the head's %d, got %d.", kRope,
+                     p->head_dim, size.dim);
+  PADDLE_FUSED_CHECK(size.batch == 1 || size.batch == p->batch,
+                     "%s: expected tables for 1 or %d sequences, got %d.", kRope, p->batch,
+                     size.batch);
+  PADDLE_FUSED_CHECK(p->position_ids != nullptr || size.rows >= p->seq,
+                     "%s: the tables have %d rows, too few for a sequence of %d.", kRope, size.rows,
+                     p->seq);
+  p->rotary_dim = size.dim;
+  p->rotary_begin = p->pairing == RopePairing::kInterleavedToHalves ? p->head_dim - size.dim : 0;
+  p->table_rows = size.rows;
+  p->table_batch_stride = size.batch == 1 ? 0 : size.rows * size.dim;
+  p->table_dtype = DTypeOf(cos, kRope);
+  p->cos = DataOf(cos);
+  p->sin = DataOf(sin);
+}
+
+// Element strides of a contiguous tensor by the meaning of its axes.
+RopeTensor Describe(const Tensor& in, Tensor& out, const RopeAttrs& attrs) {
+  const Shape shape = in.shape();
+  const int64_t strides[3] = {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3]};
+  RopeTensor t{};
+  t.in = DataOf(in);
+  t.out = MutableDataOf(out);
+  t.heads = shape[attrs.HeadAxis()];
+  t.batch_stride = strides[attrs.BatchAxis()];
+  t.seq_stride = strides[attrs.SeqAxis()];
+  t.head_stride = strides[attrs.HeadAxis()];
+  return t;
+}
+
+// An undefined input (a gradient that nobody asked through) gives zeros of the shape it would have.
+Tensor ZerosBeside(const Tensor& like, const RopeAttrs& attrs, size_t index) {
+  Shape shape = like.shape();
+  PADDLE_FUSED_CHECK(index < attrs.heads.size(), "%s: no head count for tensor %d.", kRope, index);
+  shape[attrs.HeadAxis()] = attrs.heads[index];
+  return paddle::full(shape, 0, like.dtype(), like.place());
+}
+
+std::vector<Tensor> RunRope(const std::vector<const Tensor*>& inputs, const Tensor& sin,
+                            const Tensor& cos, const OptionalTensor& ids, const RopeAttrs& attrs,
+                            bool adjoint) {
+  const Tensor* first = nullptr;
+  for (const Tensor* t : inputs) {
+    if (first == nullptr && t->defined()) first = t;
+  }
+  PADDLE_FUSED_CHECK(first != nullptr && first->shape().size() == 4,
+                     "%s: expected tensors of rank 4.", kRope);
+  const Shape shape = first->shape();
+  RopeParams p{};
+  p.dtype = DTypeOf(*first, kRope);
+  p.pairing = attrs.pairing;
+  p.adjoint = adjoint;
+  p.batch = shape[attrs.BatchAxis()];
+  p.seq = shape[attrs.SeqAxis()];
+  p.head_dim = shape[3];
+  SetIds(ids, p.batch * p.seq, &p.position_ids, &p.position_ids_int32);
+  SetTables(sin, cos, &p);
+  std::vector<Tensor> results;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Tensor& in = *inputs[i];
+    if (!in.defined()) {
+      results.push_back(ZerosBeside(*first, attrs, i));
+      continue;
+    }
+    const Shape own = in.shape();
+    PADDLE_FUSED_CHECK(in.dtype() == first->dtype() && own.size() == 4 &&
+                           own[attrs.BatchAxis()] == p.batch && own[attrs.SeqAxis()] == p.seq &&
+                           own[3] == p.head_dim,
+                       "%s: the tensors may differ in their number of heads only.", kRope);
+    results.push_back(EmptyLike(in));
+    if (in.numel() > 0) p.tensors[p.tensor_count++] = Describe(in, results.back(), attrs);
+  }
+  if (p.tensor_count == 0) return results;
+  int64_t bad = 0;
+  if (p.position_ids != nullptr && first->is_cpu() &&
+      !CheckPositionIdsCpu(p.position_ids, p.position_ids_int32, p.batch * p.seq, p.table_rows,
+                           &bad)) {
+    PADDLE_THROW(errors::InvalidArgument(
+        "position_ids: expected values in [0, %d), the rows of the sin and cos tables, got %d.",
+        p.table_rows, bad));
+  }
+  RunOn(*first, kRope, [&] { LaunchRopeCpu(p); });
+  return results;
+}
+
+using Heads = std::vector<int>;
+
+// The same kernel is forward (of the tensors, and of the second-order directions) and adjoint (of
+// the gradients).
+template <bool kAdjoint>
+std::vector<Tensor> Rope1(const Tensor& q, const Tensor& sin, const Tensor& cos,
+                          const OptionalTensor& ids, int pairing, int layout, const Heads& heads) {
+  return RunRope({&q}, sin, cos, ids, {pairing, layout, heads}, kAdjoint);
+}
+template <bool kAdjoint>
+std::vector<Tensor> Rope2(const Tensor& q, const Tensor& k, const Tensor& sin, const Tensor& cos,
+                          const OptionalTensor& ids, int pairing, int layout, const Heads& heads) {
+  return RunRope({&q, &k}, sin, cos, ids, {pairing, layout, heads}, kAdjoint);
+}
+template <bool kAdjoint>
+std::vector<Tensor> Rope3(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& sin,
+                          const Tensor& cos, const OptionalTensor& ids, int pairing, int layout,
+                          const Heads& heads) {
+  return RunRope({&q, &k, &v}, sin, cos, ids, {pairing, layout, heads}, kAdjoint);
+}
+
+using OptionalShape = paddle::optional<Shape>;
+using OptionalDtype = paddle::optional<DataType>;
+
+std::vector<Shape> Rope1Shape(const Shape& q, const Shape&, const Shape&, const OptionalShape&) {
+  return {q};
+}
+std::vector<DataType> Rope1Dtype(const DataType& q, const DataType&, const DataType&,
+                                 const OptionalDtype&) {
+  return {q};
+}
+std::vector<Shape> Rope2Shape(const Shape& q, const Shape& k, const Shape&, const Shape&,
+                              const OptionalShape&) {
+  return {q, k};
+}
+std::vector<DataType> Rope2Dtype(const DataType& q, const DataType& k, const DataType&,
+                                 const DataType&, const OptionalDtype&) {
+  return {q, k};
+}
+std::vector<Shape> Rope3Shape(const Shape& q, const Shape& k, const Shape& v, const Shape&,
+                              const Shape&, const OptionalShape&) {
+  return {q, k, v};
+}
+std::vector<DataType> Rope3Dtype(const DataType& q, const DataType& k, const DataType& v,
+                                 const DataType&, const DataType&, const OptionalDtype&) {
+  return {q, k, v};
+}
+
+// ---- Tables
+// -----------------------------------------------------------------------------------------
+
+constexpr char kTable[] = "paddle_fused_rope_table";
+
+std::vector<Shape> RopeTableShape(const Shape& x, const OptionalShape& ids, int seq_axis, int dim) {
+  Shape shape = ids && !ids->empty() ? *ids : Shape{x.at(seq_axis)};
+  shape.push_back(dim);
+  return {shape, shape};
+}
+std::vector<DataType> RopeTableDtype(const DataType&, const OptionalDtype&) {
+  return {DataType::FLOAT32, DataType::FLOAT32};
+}
+
+// x gives the length of the sequence where there are no position_ids, and the device.
+std::vector<Tensor> RopeTable(const Tensor& x, const OptionalTensor& ids, int seq_axis, int dim,
+                              const std::vector<float>& base, int pairing) {
+  PADDLE_FUSED_CHECK(dim >= 0 && dim % 2 == 0, "%s: expected an even width, got %d.", kTable, dim);
+  const Shape shape = RopeTableShape(x.shape(), ids ? OptionalShape(ids->shape()) : OptionalShape(),
+                                     seq_axis, dim)[0];
+  std::vector<Tensor> results{EmptyOn(x, shape, DataType::FLOAT32),
+                              EmptyOn(x, shape, DataType::FLOAT32)};
+  if (results[0].numel() == 0) return results;
+  RopeTableParams p{};
+  p.pairing = static_cast<RopePairing>(pairing);
+  p.base = FromParts(base);
+  p.dim = dim;
+  p.rows = results[0].numel() / dim;
+  SetIds(ids, p.rows, &p.position_ids, &p.position_ids_int32);
+  p.cos = results[0].data<float>();
+  p.sin = results[1].data<float>();
+  RunOn(x, kTable, [&] { LaunchRopeTableCpu(p); });
+  return results;
+}
+
+}  // namespace
+}  // namespace paddle_fused
+
+using paddle::Grad;
+using paddle::Optional;
+namespace pf = paddle_fused;
+
+#define ROPE_ATTRS "pairing: int", "layout: int", "heads: std::vector<int>"
+
+PD_BUILD_OP(paddle_fused_rope)
+    .Inputs({"Q", "Sin", "Cos", Optional("PositionIds")})
+    .Outputs({"OutQ"})
+    .Attrs({ROPE_ATTRS})
+    .SetKernelFn(PD_KERNEL(pf::Rope1<false>))
+    .SetInferShapeFn(PD_INFER_SHAPE(pf::Rope1Shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope1Dtype));
+PD_BUILD_GRAD_OP(paddle_fused_rope)
+    .Inputs({Grad("OutQ"), "Sin", "Cos", Optional("PositionIds")})
+    .Outputs({Grad("Q")})
+    .Attrs({ROPE_ATTRS})
+    .SetKernelFn(PD_KERNEL(pf::Rope1<true>))
+    .SetInferShapeFn(PD_INFER_SHAPE(pf::Rope1Shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope1Dtype));
+PD_BUILD_DOUBLE_GRAD_OP(paddle_fused_rope)
+    .Inputs({Grad(Grad("Q")), "Sin", "Cos", Optional("PositionIds")})
+    .Outputs({Grad(Grad("OutQ"))})
+    .Attrs({ROPE_ATTRS})
+    .SetKernelFn(PD_KERNEL(pf::Rope1<false>))
+    .SetInferShapeFn(PD_INFER_SHAPE(pf::Rope1Shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope1Dtype));
+
+PD_BUILD_OP(paddle_fused_rope_qk)
+    .Inputs({"Q", "K", "Sin", "Cos", Optional("PositionIds")})
+    .Outputs({"OutQ", "OutK"})
+    .Attrs({ROPE_ATTRS})
+    .SetKernelFn(PD_KERNEL(pf::Rope2<false>))
+    .SetInferShapeFn(PD_INFER_SHAPE(pf::Rope2Shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope2Dtype));
+PD_BUILD_GRAD_OP(paddle_fused_rope_qk)
+    .Inputs({Grad("OutQ"), Grad("OutK"), "Sin", "Cos", Optional("PositionIds")})
+    .Outputs({Grad("Q"), Grad("K")})
+    .Attrs({ROPE_ATTRS})
+    .SetKernelFn(PD_KERNEL(pf::Rope2<true>))
+    .SetInferShapeFn(PD_INFER_SHAPE(pf::Rope2Shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope2Dtype));
+PD_BUILD_DOUBLE_GRAD_OP(paddle_fused_rope_qk)
+    .Inputs({Grad(Grad("Q")), Grad(Grad("K")), "Sin", "Cos", Optional("PositionIds")})
+    .Outputs({Grad(Grad("OutQ")), Grad(Grad("OutK"))})
+    .Attrs({ROPE_ATTRS})
+    .SetKernelFn(PD_KERNEL(pf::Rope2<false>))
+    .SetInferShapeFn(PD_INFER_SHAPE(pf::Rope2Shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope2Dtype));
+
+PD_BUILD_OP(paddle_fused_rope_qkv)
+    .Inputs({"Q", "K", "V", "Sin", "Cos", Optional("PositionIds")})
+    .Outputs({"OutQ", "OutK", "OutV"})
+    .Attrs({ROPE_ATTRS})
+    .SetKernelFn(PD_KERNEL(pf::Rope3<false>))
+    .SetInferShapeFn(PD_INFER_SHAPE(pf::Rope3Shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope3Dtype));
+PD_BUILD_GRAD_OP(paddle_fused_rope_qkv)
+    .Inputs({Grad("OutQ"), Grad("OutK"), Grad("OutV"), "Sin", "Cos", Optional("PositionIds")})
+    .Outputs({Grad("Q"), Grad("K"), Grad("V")})
+    .Attrs({ROPE_ATTRS})
+    .SetKernelFn(PD_KERNEL(pf::Rope3<true>))
+    .SetInferShapeFn(PD_INFER_SHAPE(pf::Rope3Shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope3Dtype));
+PD_BUILD_DOUBLE_GRAD_OP(paddle_fused_rope_qkv)
+    .Inputs({Grad(Grad("Q")), Grad(Grad("K")), Grad(Grad("V")), "Sin", "Cos",
+             Optional("PositionIds")})
+    .Outputs({Grad(Grad("OutQ")), Grad(Grad("OutK")), Grad(Grad("OutV"))})
+    .Attrs({ROPE_ATTRS})
+    .SetKernelFn(PD_KERNEL(pf::Rope3<false>))
+    .SetInferShapeFn(PD_INFER_SHAPE(pf::Rope3Shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope3Dtype));
+
+PD_BUILD_OP(paddle_fused_rope_table)
+    .Inputs({"X", Optional("PositionIds")})
+    .Outputs({"Cos", "Sin"})
+    .Attrs({"seq_axis: int", "dim: int", "base: std::vector<float>", "pairing: int"})
+    .SetKernelFn(PD_KERNEL(pf::RopeTable))
+    .SetInferShapeFn(PD_INFER_SHAPE(pf::RopeTableShape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::RopeTableDtype));

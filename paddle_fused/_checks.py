@@ -1,0 +1,131 @@
+"""Argument checks: TypeError for a wrong kind or dtype, ValueError for a wrong shape or value.
+
+The text names the function, the argument, what was expected and what came. Checks run before every
+call and must stay cheaper than the call: plain comparisons, text only when raising. Unknown sizes
+of static variables (-1) pass.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+
+import paddle
+
+FLOAT_DTYPES = (paddle.float32, paddle.float64, paddle.float16, paddle.bfloat16)
+INDEX_DTYPES = (paddle.int64, paddle.int32)
+
+_TENSOR_TYPES = tuple(
+    kind
+    for kind in (
+        paddle.Tensor,
+        getattr(getattr(paddle, "pir", None), "Value", None),
+        paddle.static.Variable,
+    )
+    if kind is not None
+)
+_CUDA = paddle.is_compiled_with_cuda()
+
+
+def _name(dtype) -> str:
+    return str(dtype).rpartition(".")[2].lower()
+
+
+def _names(dtypes) -> str:
+    names = [_name(dtype) for dtype in dtypes]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def wrong_type(function: str, argument: str, expected: str, got: str) -> TypeError:
+    """The TypeError of this package's form."""
+    return TypeError(f"{function}(): {argument}: expected {expected}, got {got}")
+
+
+def wrong_value(function: str, argument: str, expected: str, got) -> ValueError:
+    """The ValueError of this package's form."""
+    return ValueError(f"{function}(): {argument}: expected {expected}, got {got}")
+
+
+def check_tensor(function: str, argument: str, value, dtypes=FLOAT_DTYPES) -> None:
+    """Value is a tensor, or a static variable, of one of the dtypes."""
+    if not isinstance(value, _TENSOR_TYPES):
+        raise wrong_type(function, argument, "a paddle.Tensor", type(value).__name__)
+    if value.dtype not in dtypes:
+        raise wrong_type(function, argument, f"dtype {_names(dtypes)}", _name(value.dtype))
+
+
+def shape_of(value) -> list[int]:
+    """The shape as a list of ints, -1 for what is unknown."""
+    return [size if isinstance(size, int) else -1 for size in value.shape]
+
+
+def same_size(a: int, b: int) -> bool:
+    """Whether two sizes agree as far as they are known."""
+    return a == b or a < 0 or b < 0
+
+
+def same_shape(a, b) -> bool:
+    """Whether two shapes agree as far as they are known."""
+    return len(a) == len(b) and all(map(same_size, a, b))
+
+
+def check_shape(function: str, argument: str, shape, expected, meaning: str) -> None:
+    """Shape equals expected; ``meaning`` names the expected shape in words."""
+    if not same_shape(shape, expected):
+        raise wrong_value(function, argument, f"shape {list(expected)} ({meaning})", list(shape))
+
+
+def check_rank_at_least_one(function: str, argument: str, shape) -> None:
+    """The tensor has a last axis."""
+    if not shape:
+        raise wrong_value(function, argument, "at least one axis", "a 0-D tensor")
+
+
+def check_devices(function: str, **tensors) -> None:
+    """All tensors given lie on one device."""
+    if not _CUDA or not paddle.in_dynamic_mode():
+        return
+    given = [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
+    first_name, first = given[0]
+    for name, tensor in given[1:]:
+        if tensor.place != first.place:
+            raise wrong_value(
+                function, name, f"{first_name}'s device {first.place}", f"{tensor.place}"
+            )
+
+
+def check_epsilon(function: str, value) -> float:
+    """A finite number of at least 0 that float32 can hold."""
+    value = check_real(function, "epsilon", value)
+    if not 0.0 <= value <= 3.4e38:
+        raise wrong_value(function, "epsilon", "a finite number of at least 0", value)
+    return value
+
+
+def check_real(function: str, argument: str, value) -> float:
+    """A real number, bool excepted."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise wrong_type(function, argument, "a number", type(value).__name__)
+    return float(value)
+
+
+def check_finite(function: str, argument: str, value) -> float:
+    """A finite real number that float32 can hold."""
+    value = check_real(function, argument, value)
+    if not math.isfinite(value) or abs(value) > 3.4e38:
+        raise wrong_value(function, argument, "a finite number", value)
+    return value
+
+
+def check_int(function: str, argument: str, value) -> int:
+    """An integer, bool excepted."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise wrong_type(function, argument, "an int", type(value).__name__)
+    return int(value)
+
+
+def check_bool(function: str, argument: str, value) -> bool:
+    """A bool."""
+    if not isinstance(value, bool):
+        raise wrong_type(function, argument, "a bool", type(value).__name__)
+    return value
