@@ -74,7 +74,7 @@ def make_extension():
         "sources": relative(OPS.rglob("*.cc")) + cuda,
         "include_dirs": [str(ROOT)],
         "extra_link_args": ["-fopenmp"],
-        "depends": relative([*OPS.rglob("*.h"), *OPS.rglob("*.inc")]),
+        "depends": ["setup.py", *relative([*OPS.rglob("*.h"), *OPS.rglob("*.inc")])],
     }
     if cuda:
         cxx.append("-DPADDLE_FUSED_WITH_CUDA")
@@ -124,6 +124,14 @@ class BuildExtension(cpp_extension.BuildExtension):
         (library.parent.parent / "version.txt").unlink(missing_ok=True)
         self.check_operators(library, declared_operators(extension.sources))
         self.write_build_info(library.parent / "_build_info.py", extension)
+
+    def build_extensions(self):
+        # Some Pythons link everything with their own folder as run path.
+        for name in ("linker_so", "linker_so_cxx"):
+            command = getattr(self.compiler, name, None) or []
+            kept = [word for word in command if not word.startswith("-Wl,-rpath")]
+            setattr(self.compiler, name, kept)
+        super().build_extensions()
 
     def _generate_python_api_file(self):
         """Paddle's generated stub: not wanted, paddle_fused has hand-written wrappers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 
 REBUILD = "pip install --force-reinstall --no-deps --no-build-isolation <the paddle_fused sources>"
@@ -13,6 +14,21 @@ _loaded = False
 
 def _minor(version: str) -> tuple[str, ...]:
     return tuple(version.split(".")[:2])
+
+
+def _is_whole(path: Path) -> bool:
+    """False for a file that is not all of an ELF library.
+
+    The loader maps a library without looking at the file's length, and a process that then touches
+    a page past the end dies of SIGBUS. The table of sections is the last thing in the file.
+    """
+    with open(path, "rb") as file:
+        header = file.read(64)
+    if len(header) < 64 or header[:5] != b"\x7fELF\x02":
+        return False
+    (sections_at,) = struct.unpack_from("<Q", header, 40)
+    entry_size, entries = struct.unpack_from("<HH", header, 58)
+    return path.stat().st_size >= sections_at + entry_size * entries
 
 
 def _check_build(paddle_version: str) -> None:
@@ -32,6 +48,8 @@ def _check_build(paddle_version: str) -> None:
         )
     if not _LIBRARY.is_file():
         raise ImportError(f"paddle_fused: {_LIBRARY} is missing. Reinstall it: {REBUILD}")
+    if not _is_whole(_LIBRARY):
+        raise ImportError(f"paddle_fused: {_LIBRARY} is damaged. Reinstall it: {REBUILD}")
 
 
 def load() -> None:

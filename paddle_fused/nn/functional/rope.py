@@ -100,7 +100,10 @@ def _rotate(function: str, named, sin, cos, ids, pairing: int, layout: int):
 
 
 def _generate_tables(like, ids, seq_axis: int, dim: int, base, pairing: int):
-    return run("rope_table", like, ids, seq_axis, dim, double_parts(base), pairing)
+    cos, sin = run("rope_table", like, ids, seq_axis, dim, double_parts(base), pairing)
+    # A static backward pass would look for the operator's gradient and fail: there is none.
+    cos.stop_gradient = sin.stop_gradient = True
+    return cos, sin
 
 
 @functools.lru_cache(maxsize=8)
