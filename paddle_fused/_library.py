@@ -89,7 +89,7 @@ def load() -> None:
 def library_path() -> str:
     """Path of the shared library that holds the operators.
 
-    A C++ predictor loads it with ``dlopen`` before it reads a model; see docs/deploy.md.
+    A C++ program registers it before it reads a model; docs/deploy.md says how.
 
     Returns:
         An absolute path.

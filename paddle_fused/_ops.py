@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import paddle
 from paddle import _C_ops
@@ -32,7 +33,13 @@ def run(name: str, *arguments):
     Returns:
         The output, or a list of the outputs.
     """
-    out = _run("paddle_fused_" + name, *arguments)
+    try:
+        out = _run("paddle_fused_" + name, *arguments)
+    except ValueError as error:
+        # Found out only by the kernel, such as a position outside a table. Paddle wraps the text in
+        # its own class name and a source location.
+        text = re.sub(r"^\(InvalidArgument\) |\s*\(at [^()]*\)\s*$", "", str(error))
+        raise ValueError(text) from None
     return out[0] if isinstance(out, (list, tuple)) and len(out) == 1 else out
 
 

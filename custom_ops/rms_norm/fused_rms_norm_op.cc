@@ -9,7 +9,6 @@ using DataType = paddle::DataType;
 constexpr int kOneRounding = static_cast<int>(CastingMode::kGemma);
 
 // ---- (x, weight, norm_bias)
-// ------------------------------------------------------------------------
 
 constexpr char kAffine[] = "paddle_fused_rms_norm_affine";
 
@@ -51,9 +50,8 @@ std::vector<Shape> SameAsFirstShape(const Shape& x, const Shape&) { return {x}; 
 std::vector<DataType> SameAsFirstDtype(const DataType& x, const DataType&) { return {x}; }
 
 // ---- (x, weight[, norm_bias][, bias][, residual])
-// ---------------------------------------------------- One list of inputs, since optional ones with
-// gradients do not work in static graphs; the flags say which follow x and weight. Only the forms
-// with a sum come here.
+// One list of inputs, since optional ones with gradients do not work in static graphs; the flags
+// say which follow x and weight. Only the forms with a sum come here.
 
 constexpr char kAddAffine[] = "paddle_fused_add_rms_norm_affine";
 
@@ -105,7 +103,6 @@ std::vector<DataType> AddAffineDtype(const std::vector<DataType>& list) {
 }
 
 // ---- int8 output
-// ---------------------------------------------------------------------------------------
 
 constexpr char kInt8[] = "paddle_fused_rms_norm_int8";
 
@@ -143,7 +140,6 @@ std::vector<DataType> RmsNormInt8Dtype(const DataType& x, const DataType&,
 }
 
 // ---- fused_rms_norm_ext: y has the scale's dtype, the row's 1 / rms comes back too
-// ---------------------
 
 constexpr char kExt[] = "paddle_fused_rms_norm_ext";
 
@@ -174,15 +170,23 @@ std::vector<Tensor> Ext(const Tensor& x, const Tensor& scale, const FloatParts& 
 }
 
 // A backward pass through inv_var alone leaves y_grad undefined: the gradient it would need is not
-// offered, as in Paddle, and the gradients come back as zeros.
-std::vector<Tensor> ExtGrad(const Tensor& x, const Tensor& scale, const Tensor& inv_var,
-                            const Tensor& y_grad, const FloatParts& epsilon) {
+// offered, as in Paddle, and the gradients come back as zeros. 1 / rms is computed again rather
+// than taken from the forward, which hands it out in float32 whatever x is: it comes from the same
+// pass over x that the gradient needs anyway.
+std::vector<Tensor> ExtGrad(const Tensor& x, const Tensor& scale, const Tensor& y_grad,
+                            const FloatParts& epsilon) {
+  const RmsNormGradInputs in{x, &scale, nullptr, nullptr, false, true, nullptr, y_grad};
+  RmsNormGrads grads = RunRmsNormGrad(in, epsilon, {}, kOneRounding, kExt);
+  return {grads.x, grads.weight};
+}
+
+// The same for backward passes written by hand, which bring 1 / rms.
+std::vector<Tensor> ExtBwd(const Tensor& x, const Tensor& scale, const Tensor& inv_var,
+                           const Tensor& y_grad, const FloatParts& epsilon) {
   PADDLE_FUSED_CHECK(inv_var.dtype() == DataType::FLOAT32 && inv_var.numel() == RowsColsOf(x).rows,
                      "%s: expected invvar to hold one float32 for each row of x.", kExt);
-  if (y_grad.defined()) {
-    PADDLE_FUSED_CHECK(y_grad.dtype() == scale.dtype() && y_grad.shape() == x.shape(),
-                       "%s: expected y_grad to have scale's dtype and x's shape.", kExt);
-  }
+  PADDLE_FUSED_CHECK(y_grad.dtype() == scale.dtype() && y_grad.shape() == x.shape(),
+                     "%s: expected y_grad to have scale's dtype and x's shape.", kExt);
   const RmsNormGradInputs in{x, &scale, nullptr, nullptr, false, true, &inv_var, y_grad};
   RmsNormGrads grads = RunRmsNormGrad(in, epsilon, {}, kOneRounding, kExt);
   return {grads.x, grads.weight};
@@ -196,11 +200,17 @@ std::vector<Shape> ExtShape(const Shape& x, const Shape&) { return {x, WithoutLa
 std::vector<DataType> ExtDtype(const DataType&, const DataType& scale) {
   return {scale, DataType::FLOAT32};
 }
-std::vector<Shape> ExtGradShape(const Shape& x, const Shape& scale, const Shape&, const Shape&) {
+std::vector<Shape> ExtGradShape(const Shape& x, const Shape& scale, const Shape&) {
   return {x, scale};
 }
-std::vector<DataType> ExtGradDtype(const DataType& x, const DataType& scale, const DataType&,
-                                   const DataType&) {
+std::vector<DataType> ExtGradDtype(const DataType& x, const DataType& scale, const DataType&) {
+  return {x, scale};
+}
+std::vector<Shape> ExtBwdShape(const Shape& x, const Shape& scale, const Shape&, const Shape&) {
+  return {x, scale};
+}
+std::vector<DataType> ExtBwdDtype(const DataType& x, const DataType& scale, const DataType&,
+                                  const DataType&) {
   return {x, scale};
 }
 
@@ -274,7 +284,7 @@ PD_BUILD_OP(paddle_fused_rms_norm_ext)
     .SetInferShapeFn(PD_INFER_SHAPE(pf::ExtShape))
     .SetInferDtypeFn(PD_INFER_DTYPE(pf::ExtDtype));
 PD_BUILD_GRAD_OP(paddle_fused_rms_norm_ext)
-    .Inputs({"X", "Scale", "InvVar", Grad("Y")})
+    .Inputs({"X", "Scale", Grad("Y")})
     .Outputs({Grad("X"), Grad("Scale")})
     .Attrs({"epsilon: std::vector<float>"})
     .SetKernelFn(PD_KERNEL(pf::ExtGrad))
@@ -291,6 +301,6 @@ PD_BUILD_OP(paddle_fused_rms_norm_ext_bwd)
     .Inputs({"X", "Scale", "InvVar", "YGrad"})
     .Outputs({"XGrad", "ScaleGrad"})
     .Attrs({"epsilon: std::vector<float>"})
-    .SetKernelFn(PD_KERNEL(pf::ExtGrad))
-    .SetInferShapeFn(PD_INFER_SHAPE(pf::ExtGradShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::ExtGradDtype));
+    .SetKernelFn(PD_KERNEL(pf::ExtBwd))
+    .SetInferShapeFn(PD_INFER_SHAPE(pf::ExtBwdShape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::ExtBwdDtype));

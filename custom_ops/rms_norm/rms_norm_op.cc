@@ -8,7 +8,6 @@ namespace {
 using DataType = paddle::DataType;
 
 // ---- (x, weight)
-// ---------------------------------------------------------------------------------
 
 constexpr char kRmsNorm[] = "paddle_fused_rms_norm";
 
@@ -50,7 +49,6 @@ std::vector<DataType> RmsNormDoubleGradDtype(const DataType& x, const DataType& 
 }
 
 // ---- (x)
-// -----------------------------------------------------------------------------------------
 
 constexpr char kUnweighted[] = "paddle_fused_rms_norm_unweighted";
 
@@ -85,7 +83,6 @@ std::vector<DataType> UnweightedDoubleGradDtype(const DataType& x, const DataTyp
 }
 
 // ---- (x, residual, weight)
-// -------------------------------------------------------------------------
 
 constexpr char kAdd[] = "paddle_fused_add_rms_norm";
 
@@ -136,7 +133,6 @@ std::vector<DataType> AddDoubleGradDtype(const DataType& sum, const DataType& w,
 }
 
 // ---- (x, residual)
-// -----------------------------------------------------------------------------------
 
 constexpr char kAddUnweighted[] = "paddle_fused_add_rms_norm_unweighted";
 

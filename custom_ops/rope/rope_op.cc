@@ -15,10 +15,11 @@ constexpr char kRope[] = "paddle_fused_rope";
 enum class Layout : int { kBatchSeqHeads = 0, kSeqBatchHeads = 1, kBatchHeadsSeq = 2 };
 
 struct RopeAttrs {
-  RopeAttrs(int pairing, int layout, const std::vector<int>& heads)
+  RopeAttrs(int pairing, int layout, const std::vector<int>& heads, const std::string& caller)
       : pairing(static_cast<RopePairing>(pairing)),
         layout(static_cast<Layout>(layout)),
-        heads(heads) {
+        heads(heads),
+        caller(caller) {
     PADDLE_FUSED_CHECK(pairing >= 0 && pairing <= 2 && layout >= 0 && layout <= 2,
                        "%s: unknown pairing %d or layout %d.", kRope, pairing, layout);
   }
@@ -31,6 +32,7 @@ struct RopeAttrs {
   RopePairing pairing;
   Layout layout;
   const std::vector<int>& heads;  // of each tensor, for gradients that come undefined
+  const std::string& caller;      // the function that an error should name
 };
 
 // [rows, dim], [batch, rows, dim] or [batch, rows, 1, dim].
@@ -140,9 +142,10 @@ std::vector<Tensor> RunRope(const std::vector<const Tensor*>& inputs, const Tens
   if (p.position_ids != nullptr && first->is_cpu() &&
       !CheckPositionIdsCpu(p.position_ids, p.position_ids_int32, p.batch * p.seq, p.table_rows,
                            &bad)) {
-    PADDLE_THROW(errors::InvalidArgument(
-        "position_ids: expected values in [0, %d), the rows of the sin and cos tables, got %d.",
-        p.table_rows, bad));
+    PADDLE_THROW(
+        errors::InvalidArgument("%s(): position_ids: expected values in [0, %d), the rows of the "
+                                "sin and cos tables, got %d",
+                                attrs.caller, p.table_rows, bad));
   }
   RunOn(*first, kRope, [&] { LaunchRopeCpu(p); });
   return results;
@@ -154,19 +157,21 @@ using Heads = std::vector<int>;
 // the gradients).
 template <bool kAdjoint>
 std::vector<Tensor> Rope1(const Tensor& q, const Tensor& sin, const Tensor& cos,
-                          const OptionalTensor& ids, int pairing, int layout, const Heads& heads) {
-  return RunRope({&q}, sin, cos, ids, {pairing, layout, heads}, kAdjoint);
+                          const OptionalTensor& ids, int pairing, int layout, const Heads& heads,
+                          const std::string& caller) {
+  return RunRope({&q}, sin, cos, ids, {pairing, layout, heads, caller}, kAdjoint);
 }
 template <bool kAdjoint>
 std::vector<Tensor> Rope2(const Tensor& q, const Tensor& k, const Tensor& sin, const Tensor& cos,
-                          const OptionalTensor& ids, int pairing, int layout, const Heads& heads) {
-  return RunRope({&q, &k}, sin, cos, ids, {pairing, layout, heads}, kAdjoint);
+                          const OptionalTensor& ids, int pairing, int layout, const Heads& heads,
+                          const std::string& caller) {
+  return RunRope({&q, &k}, sin, cos, ids, {pairing, layout, heads, caller}, kAdjoint);
 }
 template <bool kAdjoint>
 std::vector<Tensor> Rope3(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& sin,
                           const Tensor& cos, const OptionalTensor& ids, int pairing, int layout,
-                          const Heads& heads) {
-  return RunRope({&q, &k, &v}, sin, cos, ids, {pairing, layout, heads}, kAdjoint);
+                          const Heads& heads, const std::string& caller) {
+  return RunRope({&q, &k, &v}, sin, cos, ids, {pairing, layout, heads, caller}, kAdjoint);
 }
 
 using OptionalShape = paddle::optional<Shape>;
@@ -197,13 +202,13 @@ std::vector<DataType> Rope3Dtype(const DataType& q, const DataType& k, const Dat
 }
 
 // ---- Tables
-// -----------------------------------------------------------------------------------------
 
 constexpr char kTable[] = "paddle_fused_rope_table";
 
+// A dim below 0 is that of x's last axis: a static graph may not know it when the call is recorded.
 std::vector<Shape> RopeTableShape(const Shape& x, const OptionalShape& ids, int seq_axis, int dim) {
   Shape shape = ids && !ids->empty() ? *ids : Shape{x.at(seq_axis)};
-  shape.push_back(dim);
+  shape.push_back(dim >= 0 ? dim : x.back());
   return {shape, shape};
 }
 std::vector<DataType> RopeTableDtype(const DataType&, const OptionalDtype&) {
@@ -213,17 +218,18 @@ std::vector<DataType> RopeTableDtype(const DataType&, const OptionalDtype&) {
 // x gives the length of the sequence where there are no position_ids, and the device.
 std::vector<Tensor> RopeTable(const Tensor& x, const OptionalTensor& ids, int seq_axis, int dim,
                               const std::vector<float>& base, int pairing) {
-  PADDLE_FUSED_CHECK(dim >= 0 && dim % 2 == 0, "%s: expected an even width, got %d.", kTable, dim);
   const Shape shape = RopeTableShape(x.shape(), ids ? OptionalShape(ids->shape()) : OptionalShape(),
                                      seq_axis, dim)[0];
+  const int64_t width = shape.back();
+  PADDLE_FUSED_CHECK(width % 2 == 0, "%s: expected an even width, got %d.", kTable, width);
   std::vector<Tensor> results{EmptyOn(x, shape, DataType::FLOAT32),
                               EmptyOn(x, shape, DataType::FLOAT32)};
   if (results[0].numel() == 0) return results;
   RopeTableParams p{};
   p.pairing = static_cast<RopePairing>(pairing);
   p.base = FromParts(base);
-  p.dim = dim;
-  p.rows = results[0].numel() / dim;
+  p.dim = width;
+  p.rows = results[0].numel() / width;
   SetIds(ids, p.rows, &p.position_ids, &p.position_ids_int32);
   p.cos = results[0].data<float>();
   p.sin = results[1].data<float>();
@@ -238,7 +244,7 @@ using paddle::Grad;
 using paddle::Optional;
 namespace pf = paddle_fused;
 
-#define ROPE_ATTRS "pairing: int", "layout: int", "heads: std::vector<int>"
+#define ROPE_ATTRS "pairing: int", "layout: int", "heads: std::vector<int>", "caller: std::string"
 
 PD_BUILD_OP(paddle_fused_rope)
     .Inputs({"Q", "Sin", "Cos", Optional("PositionIds")})

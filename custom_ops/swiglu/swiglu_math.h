@@ -3,11 +3,11 @@
 // ExpNonPositive, Abs and Select exist there; hence no include guard.
 //
 // With a = gate, b = up, s = sigmoid(a), f = silu(a) = a s, and t = 1 - s computed without
-// cancellation:  f' = s (1 + a t),  f'' = s t (2 + a (t - s)).
+// cancellation:  f' = s (1 + a t) = s + f t,  f'' = s t (2 + a (t - s)).
 
 template <class V>
 struct Sigmoid {
-  V s, t;
+  V s, t, silu;
 };
 
 // exp is only taken of a non-positive argument, so nothing overflows and both s and 1 - s keep
@@ -15,14 +15,17 @@ struct Sigmoid {
 template <class V>
 PADDLE_FUSED_INLINE Sigmoid<V> SigmoidOf(V a) {
   const V e = ExpNonPositive(-Abs(a));
-  const V q = 1 / (1 + e);
+  const V d = 1 + e;
+  const V q = 1 / d;
   const V eq = e * q;
-  return {Select(a < 0, eq, q), Select(a < 0, q, eq)};
+  // A division of its own: one rounding less than a * s.
+  const V silu = Select(a < 0, a * e, a) / d;
+  return {Select(a < 0, eq, q), Select(a < 0, q, eq), silu};
 }
 
 template <class V>
-PADDLE_FUSED_INLINE V Swiglu(V a, V b, Sigmoid<V> sig) {
-  return (a * sig.s) * b;
+PADDLE_FUSED_INLINE V Swiglu(V b, Sigmoid<V> sig) {
+  return sig.silu * b;
 }
 
 template <class V>
@@ -30,11 +33,10 @@ struct SwigluGrads {
   V gate, up;
 };
 
-// Gradients of silu(a) b under the upstream gradient g. The products keep a factor that may
-// underflow or overflow (g) away from the ones that may not (s and t).
+// Gradients of silu(a) b under the upstream gradient g.
 template <class V>
-PADDLE_FUSED_INLINE SwigluGrads<V> SwigluBackward(V a, V b, V g, Sigmoid<V> sig) {
-  return {(g * b) * (sig.s * (1 + a * sig.t)), g * (a * sig.s)};
+PADDLE_FUSED_INLINE SwigluGrads<V> SwigluBackward(V b, V g, Sigmoid<V> sig) {
+  return {(g * b) * (sig.s + sig.silu * sig.t), g * sig.silu};
 }
 
 // Derivatives of <va, d gate> + <vb, d up> with respect to g, a and b.
@@ -46,8 +48,8 @@ struct SwigluSecond {
 template <class V>
 PADDLE_FUSED_INLINE SwigluSecond<V> SwigluDoubleBackward(V a, V b, V g, V va, V vb,
                                                          Sigmoid<V> sig) {
-  const V silu = a * sig.s;
-  const V first = sig.s * (1 + a * sig.t);
+  const V first = sig.s + sig.silu * sig.t;
   const V second = (sig.s * sig.t) * (2 + a * (sig.t - sig.s));
-  return {(va * b) * first + vb * silu, (va * g) * b * second + (vb * g) * first, (va * g) * first};
+  return {(va * b) * first + vb * sig.silu, (va * g) * b * second + (vb * g) * first,
+          (va * g) * first};
 }

@@ -86,7 +86,6 @@ std::vector<Tensor> RunSwigluBackward(const Tensor& x, const Tensor& out_grad, c
 }
 
 // ---- swiglu(x), packed
-// ----------------------------------------------------------------------------
 
 constexpr char kSwiglu[] = "paddle_fused_swiglu";
 
@@ -130,7 +129,6 @@ std::vector<DataType> SwigluDoubleGradDtype(const DataType& x, const DataType& g
 }
 
 // ---- swiglu(x, y)
-// ----------------------------------------------------------------------------------
 
 constexpr char kSwigluPair[] = "paddle_fused_swiglu_pair";
 
@@ -210,7 +208,6 @@ std::vector<DataType> PairDoubleGradDtype(const DataType& x, const DataType& y, 
 }
 
 // ---- weighted
-// ----------------------------------------------------------------------------------------
 
 constexpr char kWeighted[] = "paddle_fused_swiglu_weighted";
 constexpr char kWeightedBwd[] = "paddle_fused_swiglu_weighted_bwd";

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import paddle
@@ -249,8 +250,13 @@ def fused_rms_norm(
     flat = axis != len(shape) - 1
     rows, residual_rows = x, residual
     if flat:
-        rows = paddle.flatten(x, axis)
-        residual_rows = None if residual is None else paddle.flatten(residual, axis)
+        # flatten has no second-order gradient, and reshape needs to know an empty tensor's sizes.
+        if min(shape) >= 0:
+            join = functools.partial(paddle.reshape, shape=[*shape[:axis], size])
+        else:
+            join = functools.partial(paddle.flatten, start_axis=axis)
+        rows = join(x)
+        residual_rows = None if residual is None else join(residual)
     if quantise:
         bounds = (float(quant_scale), int(quant_round_type), float(quant_max_bound))
         out, residual_out = run(
@@ -265,7 +271,7 @@ def fused_rms_norm(
             rows, norm_weight, norm_bias, bias, residual_rows, epsilon
         )
     if flat:
-        full = shape if min(shape, default=0) >= 0 else paddle.shape(x)
+        full = shape if min(shape) >= 0 else paddle.shape(x)
         out = paddle.reshape(out, full)
         residual_out = None if residual_out is None else paddle.reshape(residual_out, full)
     return out, residual_out

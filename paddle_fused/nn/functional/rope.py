@@ -95,7 +95,7 @@ def _rotate(function: str, named, sin, cos, ids, pairing: int, layout: int):
     tensors = [tensor for _, tensor in named]
     checks.check_devices(function, **dict(named), sin=sin, cos=cos, position_ids=ids)
     heads = [checks.shape_of(tensor)[_AXES[layout][2]] for tensor in tensors]
-    out = run(_OPERATORS[len(tensors)], *tensors, sin, cos, ids, pairing, layout, heads)
+    out = run(_OPERATORS[len(tensors)], *tensors, sin, cos, ids, pairing, layout, heads, function)
     return list(out) if len(tensors) > 1 else [out]
 
 
@@ -147,8 +147,8 @@ def fused_rotary_position_embedding(
     Llama kind pass False. x = [1, 2, 3, 4] with sin = 1, cos = 0 gives [-2, 1, -4, 3] for True and
     [-3, -4, 1, 2] for False.
 
-    Computed in float32 (float64 for float64 q), one rounding. Differentiable in q, k and v, any
-    number of times: the gradient is the transposed rotation with the tables as given. Same call as
+    Computed in float32 (float64 for float64 q), one rounding. Differentiable in q, k and v,
+    twice: the gradient is the transposed rotation with the tables as given. Same call as
     ``paddle.incubate.nn.functional.fused_rotary_position_embedding``; what Paddle refuses works:
     position_ids or halves without tables, other head counts in k and v, float32 tables with half
     q, one table per sequence. Formula: Su et al., "RoFormer", 2021.
@@ -221,7 +221,7 @@ def apply_rotary_pos_emb(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, nam
 
     Pairs the two halves of the rotary part: out = x cos + [-x2, x1] sin. Reads and writes
     ``[B, heads, S, D]`` in place of its axes: nothing is transposed. float32 arithmetic (float64
-    for float64 q), one rounding. Differentiable in q and k, any number of times.
+    for float64 q), one rounding. Differentiable in q and k, twice.
 
     Args:
         q (Tensor): float32, float64, float16 or bfloat16; ``[B, heads, S, D]``, or with
@@ -283,7 +283,7 @@ def fused_partial_rope(x, cos, sin):
         out[i + h] &= x[2i+1] cos[i+h] + x[2i] sin[i+h]
 
     The features before them are copied. float32 arithmetic (float64 for float64 x), one rounding.
-    Differentiable in x, any number of times. Same call as
+    Differentiable in x, twice. Same call as
     ``paddle.incubate.nn.functional.fused_partial_rope``, which takes bfloat16 on a GPU only.
 
     Args:

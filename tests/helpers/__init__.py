@@ -1,0 +1,1 @@
+"""What the tests share: an oracle, error measures and array conversions."""

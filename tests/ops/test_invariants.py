@@ -1,0 +1,192 @@
+"""What must not change a result: repetition, threads, batch, instruction set, memory, forking."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import paddle
+import pytest
+
+import paddle_fused
+from helpers import numeric
+from helpers.arrays import to_numpy, to_paddle
+from helpers.calls import CALLS, all_digests, make_call
+from helpers.layouts import offset_by_one
+from helpers.running import as_tuple, assert_same
+
+# Above and below the size from which on the kernels use threads; few wide rows and many narrow.
+SHAPES = [(5, 33), (2000, 67), (3, 65537)]
+
+
+def flat(results):
+    return [array for group in results for array in group]
+
+
+def poison(arrays):
+    """Leaves NaN in the allocator's free blocks of the arrays' sizes."""
+    blocks = [paddle.full([max(a.nbytes // 4, 1)], float("nan")) for a in arrays for _ in range(2)]
+    assert all(np.isnan(b.numpy()[0]) for b in blocks)
+    del blocks
+
+
+@pytest.fixture
+def threads():
+    """Gives set_num_threads, and puts the count back."""
+    before = paddle_fused.get_num_threads()
+    yield paddle_fused.set_num_threads
+    paddle_fused.set_num_threads(before)
+
+
+def skip_huge_heads(name, width):
+    # A head of 16386 features with tables of its own is no use of RoPE; 1025 covers wide ones.
+    return min(width, 1025) if "rope" in name or "rotary" in name else width
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_threads_and_repeats(dtype, name, shape, threads):
+    """1, 2, 3 and 8 threads, twice each, between blocks of NaN: the same bits."""
+    rows, width = shape
+    call = make_call(name, dtype, rows, skip_huge_heads(name, width))
+    threads(1)
+    expected = flat(call.results())
+    for count in (1, 2, 2, 3, 8):
+        threads(count)
+        poison(expected)
+        assert_same(flat(call.results()), expected, f"{name}, {count} threads")
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("width", [9, 16, 67, 1025])
+def test_batch(dtype, name, width):
+    """A row alone, off alignment, and first, middle and last of many has the same bits."""
+    many = make_call(name, dtype, 300, width)
+    expected, _ = many.results()
+    for row in (0, 7, 150, 299):
+        alone = many.rows([row])
+        for view in (np.asarray, offset_by_one):
+            assert_same(alone.results(view)[0], [e[[row]] for e in expected], f"{name} {row}")
+    order = np.random.default_rng(1).permutation(300)[:77]
+    shuffled, _ = many.rows(order).results()
+    assert_same(shuffled, [e[order] for e in expected], f"{name}, shuffled")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_nothing_is_written_but_outputs(dtype, name):
+    """Inputs and upstream gradients keep their bits; outputs own their memory."""
+    call = make_call(name, dtype, 6, 33)
+    tensors = [to_paddle(a) for a in call.inputs]
+    upstream = [None if g is None else to_paddle(g) for g in call.upstream]
+    wanted = [t for t in tensors if t.dtype != paddle.int64]
+    for tensor in wanted:
+        tensor.stop_gradient = not call.upstream
+    outputs = as_tuple(call.function(*tensors))
+    pairs = [(out, g) for out, g in zip(outputs, upstream) if g is not None]
+    grads = paddle.grad([o for o, _ in pairs], wanted, [g for _, g in pairs]) if pairs else []
+    assert_same([to_numpy(t) for t in tensors], call.inputs, "inputs")
+    for tensor, g in zip(upstream, call.upstream):
+        assert tensor is None or (to_numpy(tensor) == g).all(), "an upstream gradient"
+    computed = [*outputs, *grads]
+    assert all(t.is_contiguous() for t in computed)
+    addresses = [t.data_ptr() for t in (*computed, *tensors, *(g for _, g in pairs))]
+    assert len(set(addresses)) == len(addresses), "outputs share memory"
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_transposed_input_gives_a_contiguous_output(name):
+    call = make_call(name, "float32", 6, 33)
+    tensors = [to_paddle(a) for a in call.inputs]
+    axes = list(range(tensors[0].ndim))[::-1]
+    tensors[0] = to_paddle(call.inputs[0].transpose(axes)).transpose(axes)
+    assert not tensors[0].is_contiguous()
+    outputs = as_tuple(call.function(*tensors))
+    expected_outputs = as_tuple(call.function(*map(to_paddle, call.inputs)))
+    for out, expected in zip(outputs, expected_outputs):
+        assert out.is_contiguous()
+        numeric.assert_bit_equal(to_numpy(out.reshape(out.shape)), to_numpy(expected))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_results_after_poisoned_memory(dtype, name):
+    """Small blocks, which the allocator gives out again at once; also with zero rows."""
+    for rows in (0, 1, 3):
+        call = make_call(name, dtype, rows, 9)
+        expected = flat(call.results())
+        for _ in range(5):
+            poison(expected)
+            assert_same(flat(call.results()), expected, f"{name}, {rows} rows")
+        assert all(np.isfinite(a.astype(np.float64)).all() for a in expected)
+
+
+def run_python(code, **environment):
+    """What the code prints in a fresh process that imports what this one can."""
+    path = os.pathsep.join(p for p in sys.path if p)
+    environment = {**os.environ, "PYTHONPATH": path, **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+DIGESTS = """
+import json
+from paddle_fused._runtime import cpu_target
+from helpers.calls import all_digests
+print(json.dumps([cpu_target(), all_digests()]))
+"""
+
+
+@pytest.mark.parametrize("target", ["portable", "avx2", "avx512"])
+def test_cpu_targets(target):
+    """The kernels of each instruction set compute the same bits as those that run here."""
+    output = run_python(DIGESTS, PADDLE_FUSED_CPU_TARGET=target).splitlines()[-1]
+    active, digests = json.loads(output)
+    if active != target:
+        pytest.skip(f"this processor, or this build, has no {target}: it ran {active}")
+    here = all_digests()
+    assert set(digests) == set(here)
+    differing = [key for key in here if digests[key] != here[key]]
+    assert not differing, f"{len(differing)} of {len(here)} differ: {differing[:8]}"
+
+
+FORK = """
+import os
+import paddle_fused
+from helpers.calls import CALLS, make_call
+
+def compute():
+    return [make_call(name, "float32", 2000, 67).results() for name in CALLS]
+
+def same(a, b):
+    pairs = zip([x for c in a for g in c for x in g], [x for c in b for g in c for x in g])
+    return all((x == y).all() for x, y in pairs)
+
+paddle_fused.set_num_threads(4)
+expected = compute()
+child = os.fork()
+if child == 0:
+    code = 1
+    try:
+        code = 0 if same(compute(), expected) else 2
+    finally:
+        os._exit(code)
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+assert same(compute(), expected)
+print("done")
+"""
+
+
+def test_fork_after_use():
+    """A child of a process whose threads have run computes the same and ends, and so does it."""
+    assert run_python(FORK).splitlines()[-1] == "done"
