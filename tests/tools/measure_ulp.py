@@ -1,6 +1,6 @@
 """Prints a markdown table of errors in ULP: this package's and those of plain Paddle operators.
 
-    PYTHONPATH=.:tests python tests/tools/measure_ulp.py [--rows 512] [--width 1024] [--seed 0]
+    PYTHONPATH=tests python tests/tools/measure_ulp.py [--rows 512] [--width 1024] [--seed 0]
 
 For each function, result and dtype: the largest and the mean error against the float64 oracle, in
 units in the last place of the result's dtype; where a result is a sum that may cancel, of the sum
