@@ -73,7 +73,7 @@ def make_extension():
     arguments = {
         "sources": relative(OPS.rglob("*.cc")) + cuda,
         "include_dirs": [str(ROOT)],
-        "extra_link_args": ["-fopenmp"],
+        "extra_link_args": openmp_library(),
         "depends": ["setup.py", *relative([*OPS.rglob("*.h"), *OPS.rglob("*.inc")])],
     }
     if cuda:
@@ -88,6 +88,18 @@ def make_extension():
     # Where Paddle lies seen from an installed paddle_fused, instead of this machine's paths.
     extension.runtime_library_dirs = ["$ORIGIN/../paddle/base", "$ORIGIN/../paddle/libs"]
     return extension
+
+
+def openmp_library() -> list[str]:
+    """Links the OpenMP runtime that Paddle's MKL brings, where it does; else the compiler's.
+
+    Two runtimes in one process each keep a pool of threads that spin while they wait, and take the
+    cores from each other: a training step measured 2.5 times slower than with one.
+    """
+    name = "libiomp5.so"  # it has the entry points of GCC's runtime, too
+    if (Path(paddle.__file__).parent / "libs" / name).exists():
+        return [f"-l:{name}"]
+    return ["-fopenmp"]
 
 
 def declared_operators(sources) -> list[str]:

@@ -51,7 +51,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--expert-size", type=int, default=512, help="width between an expert's two products")
     add("--lr", type=float, default=3e-3, help="peak learning rate")
     add("--seed", type=int, default=0, help="of weights, batches and sample")
-    add("--threads", type=int, help="threads of Paddle's own kernels (default: Paddle's)")
+    add("--threads", type=int, help="threads of all kernels (default: as installed)")
     add("--data", type=Path, help="file or folder of text instead of the standard library")
     add("--output", type=Path, default=Path("build/demo"), help="folder for results")
     add("--sample-bytes", type=int, default=200, help="length of the text sample")
@@ -299,6 +299,11 @@ def main() -> int:
     served = start_child("served", options)
     draw(runs, options)
     print_table(runs)
+    if not options.threads:
+        # As a user gets them: Paddle's own CPU kernels run on one thread unless told otherwise.
+        print(
+            "\nthreads as installed: 1 for Paddle's kernels, every core for those of paddle_fused"
+        )
     print(f"\npredictor against dygraph: logits differ by at most {served['difference']:.1e}")
     print(f"loss curves: {options.output / 'loss.png'}\n\nsample:\n{served['sample']}\n")
     settings = {key: str(value) for key, value in vars(options).items() if key != "child"}

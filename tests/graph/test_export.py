@@ -245,7 +245,13 @@ def run_child(code, *arguments, check=True):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, "-W", "ignore", "-c", code, *arguments]
     result = subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=300, check=False
+        command,
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd="/",  # not the source folder, whose package is not built
+        timeout=300,
+        check=False,
     )
     if check:
         assert result.returncode == 0, result.stderr[-4000:]

@@ -129,6 +129,7 @@ def run_python(code, **environment):
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=environment,
+        cwd="/",  # not the source folder, whose package is not built
         capture_output=True,
         text=True,
         timeout=120,
