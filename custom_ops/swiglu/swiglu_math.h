@@ -1,6 +1,6 @@
 // The SwiGLU formulas, once for every target. `V` is a vector of the accumulate type on the CPU and
 // a scalar on a GPU. Included inside each target's namespace, after PADDLE_FUSED_INLINE and
-// ExpNonPositive, Abs and Select exist there; hence no include guard.
+// ExpNonPositive, ReciprocalOneToTwo, Abs and Select exist there; hence no include guard.
 //
 // With a = gate, b = up, s = sigmoid(a), f = silu(a) = a s, and t = 1 - s computed without
 // cancellation:  f' = s (1 + a t),  f'' = s t (2 + a (t - s)).
@@ -15,7 +15,7 @@ struct Sigmoid {
 template <class V>
 PADDLE_FUSED_INLINE Sigmoid<V> SigmoidOf(V a) {
   const V e = ExpNonPositive(-Abs(a));
-  const V q = 1 / (1 + e);
+  const V q = ReciprocalOneToTwo(1 + e);
   const V eq = e * q;
   return {Select(a < 0, eq, q), Select(a < 0, q, eq)};
 }
