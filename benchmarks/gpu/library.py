@@ -110,7 +110,7 @@ RopeTable = _struct(
     ("position_ids_int32", c_bool),
     *_pointers("cos sin"),
 )
-RopeTuning = _struct("RopeTuning", ("threads", c_int), ("heads", c_int), ("unroll", c_int))
+RopeTuning = _struct("RopeTuning", ("threads", c_int), ("heads", c_int))
 
 COMPILE = ["-std=c++17", "-O3", "-fmad=false", "-Xcompiler", "-fPIC", "-shared"]
 

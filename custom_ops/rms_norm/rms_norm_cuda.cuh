@@ -13,12 +13,12 @@ namespace gpu {
 // The same for every row; the divisions are done once, on the host.
 struct RowConstants {
   RowConstants(int64_t cols, double eps)
-      : cols_float(static_cast<float>(cols)),
+      : inverse_cols(static_cast<float>(1.0 / static_cast<double>(cols))),
         epsilon(static_cast<float>(eps)),
         of_zeros(static_cast<float>(1.0 / std::sqrt(eps))),
         root_epsilon(static_cast<float>(std::sqrt(eps))),
         epsilon_is_tiny(eps < 1e-30) {}
-  float cols_float, epsilon;
+  float inverse_cols, epsilon;
   float of_zeros;  // 1 / rms of a row of zeros
   float root_epsilon;
   bool epsilon_is_tiny;
@@ -69,7 +69,7 @@ PADDLE_FUSED_INLINE bool SquaresAreSafe(float mean, const RowConstants& c) {
 template <class T, class Value>
 PADDLE_FUSED_INLINE float InvRms(float sum, int64_t cols, CastingMode mode, const RowConstants& c,
                                  const Value& value) {
-  float mean = sum / c.cols_float;
+  const float mean = sum * c.inverse_cols;
   if (sizeof(T) == 2 && mode == CastingMode::kNone) {
     float v[1] = {mean};
     RoundTo<T>(v);

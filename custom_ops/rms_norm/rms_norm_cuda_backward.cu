@@ -7,7 +7,8 @@
 // a second kernel adds the partial rows in order. A row that outgrows a block is shared by a
 // cluster, whose blocks exchange their parts of the sums through distributed shared memory.
 //
-// Other dtypes and gradients (float64, biases, a dy of another dtype) take three plain kernels.
+// Other dtypes, gradients and roundings (float64, biases, a dy of another dtype, kNone) take plain
+// kernels.
 #include "custom_ops/common/cuda_launch.cuh"
 #include "custom_ops/common/cuda_math.cuh"
 #include "custom_ops/common/dispatch.h"
@@ -60,34 +61,6 @@ void SumPartials(const A* partials, int count, int64_t cols, void* dst, DType dt
 // ---- Staged kernel
 // --------------------------------------------------------------------------------
 
-PADDLE_FUSED_INLINE uint32_t SharedAddress(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-PADDLE_FUSED_INLINE void CopyAsync(uint32_t shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
-}
-PADDLE_FUSED_INLINE void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most `pending` of this thread's groups are on their way.
-PADDLE_FUSED_INLINE void WaitForCopies(int pending) {
-  if (pending == 1) {
-    asm volatile("cp.async.wait_group 1;" ::: "memory");
-  } else if (pending == 2) {
-    asm volatile("cp.async.wait_group 2;" ::: "memory");
-  } else if (pending == 3) {
-    asm volatile("cp.async.wait_group 3;" ::: "memory");
-  } else {
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-  }
-}
-PADDLE_FUSED_INLINE uint4 LoadShared(uint32_t shared) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(shared)
-               : "memory");
-  return v;
-}
-
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 PADDLE_FUSED_INLINE unsigned ClusterRank() {
   unsigned rank;
@@ -100,18 +73,17 @@ PADDLE_FUSED_INLINE void ClusterBarrier() {
       "barrier.cluster.wait.acquire.aligned;" ::
           : "memory");
 }
-PADDLE_FUSED_INLINE void StoreToRank(const void* own, unsigned rank, float a, float b) {
+PADDLE_FUSED_INLINE void StoreToRank(const float* own, unsigned rank, float v) {
   uint32_t remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                : "=r"(remote)
                : "r"(SharedAddress(own)), "r"(rank));
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote), "f"(a), "f"(b)
-               : "memory");
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(v) : "memory");
 }
 #else  // the host launches no cluster there
 PADDLE_FUSED_INLINE unsigned ClusterRank() { return 0; }
 PADDLE_FUSED_INLINE void ClusterBarrier() {}
-PADDLE_FUSED_INLINE void StoreToRank(const void*, unsigned, float, float) {}
+PADDLE_FUSED_INLINE void StoreToRank(const float*, unsigned, float) {}
 #endif
 
 struct StagedPlan {
@@ -131,9 +103,9 @@ __global__ void __launch_bounds__(kThreads)
                           const __grid_constant__ StagedPlan plan) {
   constexpr int N = kVector<T>;
   constexpr int kArrays = kExtra ? 3 : 2;
-  constexpr bool kKeep = V == 1;  // a thread's part of the row stays in registers between passes
+  constexpr bool kKeep = V <= 2;  // a thread's part of the row stays in registers between passes
   extern __shared__ uint4 shared[];
-  __shared__ float2 slots[2][kCluster ? kMaxCluster * 32 : 32];
+  __shared__ float slots[2][2][kCluster ? kMaxCluster * 16 : 32];
   const int tx = blockDim.x, thread = threadIdx.x;
   const unsigned rank = kCluster ? ClusterRank() : 0;
   const int begin = kCluster ? static_cast<int>(rank) * plan.block_cols : 0;
@@ -144,45 +116,49 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t groups = gridDim.x / (kCluster ? plan.cluster : 1);
   const int64_t row_step = groups * blockDim.y;
   const bool round_hat = sizeof(T) == 2 && p.mode != CastingMode::kGemma;
-  const bool round_all = sizeof(T) == 2 && p.mode == CastingMode::kNone;
-  const T* const x = static_cast<const T*>(p.x) + begin;
-  const T* const dy = static_cast<const T*>(p.y_grad) + begin;
-  const T* const extra = static_cast<const T*>(p.residual_out_grad) + begin;
+  const int64_t row_elements = row_step * p.cols;
   WaitForPreviousKernel();
   LetNextKernelStart();
 
+  int64_t row = group * blockDim.y + threadIdx.y;
+  bool mine[V];  // vectors of the row that are there
+#pragma unroll
+  for (int k = 0; k < V; ++k) mine[k] = first + k * step < cols;
+  // Element of this thread's first vector: of the row at hand, and of the next one to fetch.
+  int64_t at = row * p.cols + begin + first, fetch_at = at;
+  int64_t fetch_row = row;
+
   // This thread's vectors of one stage: [array][k], `tx` vectors apart.
-  const uint32_t stage_bytes = kArrays * V * tx * 16;
+  const uint32_t array_bytes = V * tx * 16, stage_bytes = kArrays * array_bytes;
   const uint32_t own = SharedAddress(shared) + threadIdx.y * plan.stages * stage_bytes + thread * 16;
-  const auto address = [&](int stage, int array, int k) {
-    return own + stage * stage_bytes + (array * V + k) * tx * 16;
-  };
-  const auto fetch = [&](int stage, int64_t row) {
+  const auto fetch = [&](int stage) {
     if constexpr (kAligned) {
-      if (row < p.rows) {
-        const int64_t at = row * p.cols;
+      if (fetch_row < p.rows) {
+        const uint32_t to = own + stage * stage_bytes;
+        const T* const from_x = static_cast<const T*>(p.x) + fetch_at;
+        const T* const from_g = static_cast<const T*>(p.y_grad) + fetch_at;
+        const T* const from_e = static_cast<const T*>(p.residual_out_grad) + fetch_at;
 #pragma unroll
         for (int k = 0; k < V; ++k) {
-          const int j = first + k * step;
-          if (j < cols) {
-            CopyAsync(address(stage, 0, k), x + at + j);
-            CopyAsync(address(stage, 1, k), dy + at + j);
-            if constexpr (kExtra) CopyAsync(address(stage, 2, k), extra + at + j);
-          }
+          if (!mine[k]) continue;
+          CopyAsync(to + k * tx * 16, from_x + k * step);
+          CopyAsync(to + array_bytes + k * tx * 16, from_g + k * step);
+          if constexpr (kExtra) CopyAsync(to + 2 * array_bytes + k * tx * 16, from_e + k * step);
         }
       }
       CommitCopies();
+      fetch_row += row_step;
+      fetch_at += row_elements;
     }
   };
-  const auto load = [&](const T* base, int stage, int array, int64_t row, int k) {
+  const auto load = [&](const void* base, int stage, int array, int k) {
     Raw<T, N> raw = {};
-    const int j = first + k * step;
-    if (j < cols) {
+    if (mine[k]) {
       if constexpr (kAligned) {
-        const uint4 v = LoadShared(address(stage, array, k));
-        raw.w[0] = v.x, raw.w[1] = v.y, raw.w[2] = v.z, raw.w[3] = v.w;
+        raw = LoadShared<T, N>(own + stage * stage_bytes + array * array_bytes + k * tx * 16);
       } else {
-        raw = LoadElements<T, N>(base + row * p.cols + j, cols - j);
+        raw = LoadElements<T, N>(static_cast<const T*>(base) + at + k * step,
+                                 cols - first - k * step);
       }
     }
     return raw;
@@ -194,92 +170,79 @@ __global__ void __launch_bounds__(kThreads)
     const int j = first + k * step;
 #pragma unroll
     for (int i = 0; i < N; ++i) scale[k][i] = 1;
-    if (p.weight != nullptr && j < cols) {
+    if (p.weight != nullptr && mine[k]) {
       LoadFloatsAny<kAligned>(p.weight, p.weight_dtype, begin + j, cols - j, scale[k]);
 #pragma unroll
       for (int i = 0; i < N; ++i) scale[k][i] += static_cast<float>(p.offset);
-      if (round_all) RoundTo<T>(scale[k]);
     }
   }
   float sums[V][N] = {};
 
-  int64_t row = group * blockDim.y + threadIdx.y;
-  for (int s = 0; s + 1 < plan.stages; ++s) fetch(s, row + s * row_step);
+  for (int s = 0; s + 1 < plan.stages; ++s) fetch(s);
   if constexpr (kCluster) ClusterBarrier();  // all blocks run before one writes into another
   int stage = 0, parity = 0;
-  for (; row < p.rows; row += row_step) {
-    const int ahead = stage == 0 ? plan.stages - 1 : stage - 1;
-    fetch(ahead, row + (plan.stages - 1) * row_step);
+  for (; row < p.rows; row += row_step, at += row_elements) {
+    fetch(stage == 0 ? plan.stages - 1 : stage - 1);
     if constexpr (kAligned) WaitForCopies(plan.stages - 1);
     Raw<T, N> raw_x[V], raw_g[V];
     float sum[2] = {0, 0};
 #pragma unroll
     for (int k = 0; k < V; ++k) {
-      raw_x[k] = load(x, stage, 0, row, k);
-      raw_g[k] = load(dy, stage, 1, row, k);
+      raw_x[k] = load(p.x, stage, 0, k);
+      raw_g[k] = load(p.y_grad, stage, 1, k);
       float v[N], g[N];
       Unpack(raw_x[k], v);
       Unpack(raw_g[k], g);
 #pragma unroll
-      for (int i = 0; i < N; ++i) sum[1] = Fma(g[i] * scale[k][i], v[i], sum[1]);
-      if (round_all) {
-#pragma unroll
-        for (int i = 0; i < N; ++i) v[i] = v[i] * v[i];
-        RoundTo<T>(v);
-#pragma unroll
-        for (int i = 0; i < N; ++i) sum[0] += v[i];
-      } else {
-#pragma unroll
-        for (int i = 0; i < N; ++i) sum[0] = Fma(v[i], v[i], sum[0]);
+      for (int i = 0; i < N; ++i) {
+        sum[0] = Fma(v[i], v[i], sum[0]);
+        sum[1] = Fma(g[i] * scale[k][i], v[i], sum[1]);
       }
     }
     if constexpr (kCluster) {
-      sum[0] = WarpSum(sum[0]);
-      sum[1] = WarpSum(sum[1]);
-      const int warps = tx / 32, lane = thread % 32;
-      if (lane < plan.cluster) {
-        StoreToRank(&slots[parity][rank * warps + thread / 32], lane, sum[0], sum[1]);
+      const int warps = tx / 32, lane = thread % 32, half = lane / 16;
+      float part = WarpSumOfTwo(sum, lane);
+      // A lane for each block of the cluster: the first sum from the lower half warp, the second
+      // from the upper.
+      if (lane % 16 < plan.cluster) {
+        StoreToRank(&slots[parity][half][rank * warps + thread / 32], lane % 16, part);
       }
       ClusterBarrier();
-      float part[2] = {0, 0};
-      for (int i = lane; i < plan.cluster * warps; i += 32) {
-        const float2 v = slots[parity][i];
-        part[0] += v.x;
-        part[1] += v.y;
-      }
-      sum[0] = WarpSum(part[0]);
-      sum[1] = WarpSum(part[1]);
+      part = 0;
+      for (int i = lane % 16; i < plan.cluster * warps; i += 16) part += slots[parity][half][i];
+      part = HalfWarpSums(part);
+      sum[0] = __shfl_sync(0xffffffffu, part, 0);
+      sum[1] = __shfl_sync(0xffffffffu, part, 16);
     } else {
-      GroupSum(sum, reinterpret_cast<float*>(slots[parity]) + threadIdx.y * (tx / 32) * 2, thread,
-               tx, GroupBarrier{1 + static_cast<int>(threadIdx.y), tx});
+      GroupSumOfTwo(sum, slots[parity][0] + threadIdx.y * (tx / 32) * 2, thread, tx,
+                    GroupBarrier{1 + static_cast<int>(threadIdx.y), tx});
     }
     parity ^= 1;
-    const T* const whole_x = static_cast<const T*>(p.x) + row * p.cols;
-    const auto value = [&](int64_t j) { return Widen<float>(whole_x[j]); };
+    const auto value = [&](int64_t j) {
+      return Widen<float>(static_cast<const T*>(p.x)[row * p.cols + j]);
+    };
     const float r = p.inv_rms != nullptr ? p.inv_rms[row]
                                          : InvRms<T>(sum[0], p.cols, p.mode, c, value);
     float sum_mz = sum[1] * r;
     if constexpr (!std::is_same_v<T, Float16>) {
-      if (!SquaresAreSafe(sum[0] / c.cols_float, c)) {
+      if (!SquaresAreSafe(sum[0] * c.inverse_cols, c)) {
         // The products may have overflowed or vanished too; every warp adds up the whole row.
-        const T* const whole_dy = static_cast<const T*>(p.y_grad) + row * p.cols;
         sum_mz = 0;
 #pragma unroll 1
         for (int64_t j = thread % 32; j < p.cols; j += 32) {
-          const float m = Widen<float>(whole_dy[j]) * ScaleAny<float>(p, j);
-          sum_mz = Fma(m, value(j) * r, sum_mz);
+          const float g = Widen<float>(static_cast<const T*>(p.y_grad)[row * p.cols + j]);
+          sum_mz = Fma(g * ScaleAny<float>(p, j), value(j) * r, sum_mz);
         }
         sum_mz = WarpSum(sum_mz);
       }
     }
-    const float mean_mz = sum_mz / c.cols_float;
+    const float mean_mz = sum_mz * c.inverse_cols;
 #pragma unroll
     for (int k = 0; k < V; ++k) {
-      const int j = first + k * step;
-      if (j >= cols) continue;
+      if (!mine[k]) continue;
       if constexpr (!kKeep) {
-        raw_x[k] = load(x, stage, 0, row, k);
-        raw_g[k] = load(dy, stage, 1, row, k);
+        raw_x[k] = load(p.x, stage, 0, k);
+        raw_g[k] = load(p.y_grad, stage, 1, k);
       }
       float v[N], g[N], dx[N];
       Unpack(raw_x[k], v);
@@ -291,15 +254,15 @@ __global__ void __launch_bounds__(kThreads)
       }
       if constexpr (kExtra) {
         float more[N];
-        Unpack(load(extra, stage, 2, row, k), more);
+        Unpack(load(p.residual_out_grad, stage, 2, k), more);
 #pragma unroll
         for (int i = 0; i < N; ++i) dx[i] += more[i];
       }
       const Raw<T, N> packed = Pack<T>(dx);
-      const int64_t at = row * p.cols + begin + j;
-      StoreRaw<kAligned>(static_cast<T*>(p.x_grad) + at, packed, cols - j);
+      const int count = cols - first - k * step;
+      StoreRaw<kAligned>(static_cast<T*>(p.x_grad) + at + k * step, packed, count);
       if (p.residual_grad != nullptr) {
-        StoreRaw<kAligned>(static_cast<T*>(p.residual_grad) + at, packed, cols - j);
+        StoreRaw<kAligned>(static_cast<T*>(p.residual_grad) + at + k * step, packed, count);
       }
       if (round_hat) RoundTo<T>(v);
 #pragma unroll
@@ -340,29 +303,35 @@ __global__ void __launch_bounds__(kThreads)
 // The most vectors of a block's part of a row.
 constexpr int kMaxBlockVectors = 2048;
 
-// Threads, vectors and cluster decide the order of a row's sums and depend on the width alone.
+// Threads, vectors and cluster decide the order of a row's sums and depend on the width alone; the
+// others are how many rows are on their way at a time.
 RmsNormTuning BackwardTuning(int64_t cols, int vector) {
   const int64_t all = CeilDiv<int64_t>(cols, vector);
-  RmsNormTuning t{};
-  t.cluster = 1;
-  while (t.cluster < kMaxCluster && CeilDiv<int64_t>(all, t.cluster) > kMaxBlockVectors) {
-    t.cluster *= 2;
-  }
-  const int64_t mine = CeilDiv<int64_t>(all, t.cluster);
-  t.vectors = mine <= 64 || mine > 128 ? 1 : 2;
-  if (mine > 1024) t.vectors = 4;
-  t.threads = WholeWarps(CeilDiv<int64_t>(mine, t.vectors));
-  t.rows = std::max(1, std::min(8, (t.vectors == 1 ? 1024 : 512) / t.threads));
-  t.stages = 3;
-  t.blocks = 1;
-  if (t.rows == 1 && t.threads <= 640 && t.vectors == 1) t.blocks = 2;
-  return t;
+  const auto shape = [&](int vectors, int rows, int stages, int blocks, int cluster = 1) {
+    const int64_t mine = CeilDiv<int64_t>(all, cluster);
+    const int threads = WholeWarps(CeilDiv<int64_t>(mine, vectors));
+    return RmsNormTuning{threads, rows, vectors, stages, blocks, cluster};
+  };
+  if (all <= 32) return shape(1, 8, 3, 2);
+  if (all <= 64) return shape(2, 8, 2, 2);
+  if (all <= 128) return shape(2, 8, 2, 1);
+  if (all <= 320) return shape(2, 1, 3, 3);
+  if (all <= 576) return shape(2, 1, 2, 2);
+  if (all <= 704) return shape(4, 1, 2, 2);
+  if (all <= 960) return shape(2, 1, 3, 1);
+  if (all <= 1024) return shape(4, 1, 3, 1);
+  if (CurrentDevice().major < 9) return shape(4, 1, 2, 1);
+  if (all <= 2048) return shape(4, 1, 2, 2, 2);
+  int cluster = 2;
+  while (cluster < kMaxCluster && CeilDiv<int64_t>(all, cluster) > kMaxBlockVectors) cluster *= 2;
+  return shape(4, 1, 3, 1, cluster);
 }
 
 bool StagedTakes(const RmsNormBackwardParams& p) {
   const DType t = p.x_dtype;
   if (t == DType::kFloat64 || p.y_grad == nullptr || p.y_dtype != t) return false;
   if (p.norm_bias_grad != nullptr || p.bias_grad != nullptr) return false;
+  if (p.mode == CastingMode::kNone && SizeOf(t) == 2) return false;
   const int64_t all = CeilDiv<int64_t>(p.cols, 16 / static_cast<int64_t>(SizeOf(t)));
   return all <= kMaxBlockVectors ||
          (all <= kMaxBlockVectors * kMaxCluster && CurrentDevice().major >= 9);
@@ -411,11 +380,8 @@ void RunStagedOf(const RmsNormBackwardParams& p, void* workspace, cudaStream_t s
                  const RmsNormTuning* tuning) {
   RmsNormTuning t = tuning != nullptr ? *tuning
                                       : ForRows(BackwardTuning(p.cols, kVector<T>), p.rows);
-  // Three arrays need half as much shared memory again.
-  if (p.residual_out_grad != nullptr) {
-    const int64_t stage = static_cast<int64_t>(t.vectors) * t.threads * t.rows * 16 * 3;
-    while (t.stages > 2 && stage * t.stages * t.blocks > CurrentDevice().shared_bytes) --t.stages;
-  }
+  // Three arrays in two stages have as much on its way as two in three.
+  if (tuning == nullptr && p.residual_out_grad != nullptr) t.stages = 2;
   float* const partials = p.weight_grad == nullptr ? nullptr : static_cast<float*>(workspace);
   const auto run = t.cluster > 1    ? RunStaged<T, 4, 512, true>
                    : t.vectors == 4 ? RunStaged<T, 4, 512, false>

@@ -128,6 +128,7 @@ __global__ void __launch_bounds__(kThreads) RmsNormKernel(const __grid_constant_
       const int j = first + k * step;
       if (j >= cols) continue;
       float v[N], f[N];
+      if (V >= 4) KeepPacked(x[k]);
       Unpack(x[k], v);
 #pragma unroll
       for (int i = 0; i < N; ++i) v[i] = v[i] * r;
@@ -184,6 +185,90 @@ __global__ void __launch_bounds__(kThreads) RmsNormKernel(const __grid_constant_
   }
 }
 
+// For wide rows: blocks stay for the whole launch, the weight in registers, and cp.async brings the
+// next rows into shared memory while one is worked on; every thread fetches what it will use.
+template <class T, int V, int kThreads>
+__global__ void __launch_bounds__(kThreads)
+    RmsNormStagedKernel(const __grid_constant__ RmsNormParams p,
+                        const __grid_constant__ RowConstants c, int stages) {
+  constexpr int N = kVector<T>;
+  extern __shared__ uint4 shared[];
+  __shared__ float slots[2][32];
+  const int tx = blockDim.x, thread = threadIdx.x, step = tx * N;
+  const int cols = static_cast<int>(p.cols);
+  const int64_t row_step = static_cast<int64_t>(gridDim.x) * blockDim.y;
+  const int64_t row_elements = row_step * p.cols;
+  const bool round_hat = sizeof(T) == 2 && p.mode != CastingMode::kGemma;
+  const float offset = static_cast<float>(p.offset);
+  WaitForPreviousKernel();
+  LetNextKernelStart();
+  int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  int64_t at = row * p.cols + thread * N, fetch_row = row, fetch_at = at;
+  const uint32_t stage_bytes = V * tx * 16;
+  const uint32_t own = SharedAddress(shared) + threadIdx.y * stages * stage_bytes + thread * 16;
+  bool mine[V];
+  Raw<T, N> w[V];
+#pragma unroll
+  for (int k = 0; k < V; ++k) {
+    mine[k] = thread * N + k * step < cols;
+    w[k] = {};
+    if (p.weight != nullptr && mine[k]) {
+      w[k] = LoadAligned<T, N>(static_cast<const T*>(p.weight) + thread * N + k * step);
+    }
+  }
+  const auto fetch = [&](int stage) {
+    if (fetch_row < p.rows) {
+      const T* const from = static_cast<const T*>(p.x) + fetch_at;
+#pragma unroll
+      for (int k = 0; k < V; ++k) {
+        if (mine[k]) CopyAsync(own + stage * stage_bytes + k * tx * 16, from + k * step);
+      }
+    }
+    CommitCopies();
+    fetch_row += row_step;
+    fetch_at += row_elements;
+  };
+  for (int s = 0; s + 1 < stages; ++s) fetch(s);
+  int stage = 0, parity = 0;
+  for (; row < p.rows; row += row_step, at += row_elements) {
+    fetch(stage == 0 ? stages - 1 : stage - 1);
+    WaitForCopies(stages - 1);
+    float sum[1] = {0};
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+      if (!mine[k]) continue;
+      float v[N];
+      Unpack(LoadShared<T, N>(own + stage * stage_bytes + k * tx * 16), v);
+#pragma unroll
+      for (int i = 0; i < N; ++i) sum[0] = Fma(v[i], v[i], sum[0]);
+    }
+    GroupSum(sum, slots[parity] + threadIdx.y * (tx / 32), thread, tx,
+             GroupBarrier{1 + static_cast<int>(threadIdx.y), tx});
+    parity ^= 1;
+    const float r = InvRms<T>(sum[0], p.cols, p.mode, c, [&](int64_t j) {
+      return Widen<float>(static_cast<const T*>(p.x)[row * p.cols + j]);
+    });
+    if (p.inv_rms != nullptr && thread == 0) p.inv_rms[row] = r;
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+      if (!mine[k]) continue;
+      float v[N], f[N];
+      Unpack(LoadShared<T, N>(own + stage * stage_bytes + k * tx * 16), v);
+      KeepPacked(w[k]);
+#pragma unroll
+      for (int i = 0; i < N; ++i) v[i] = v[i] * r;
+      if (round_hat) RoundTo<T>(v);
+      if (p.weight != nullptr) {
+        Unpack(w[k], f);
+#pragma unroll
+        for (int i = 0; i < N; ++i) v[i] = v[i] * (f[i] + offset);
+      }
+      StoreAligned(static_cast<T*>(p.y) + at + k * step, Pack<T>(v));
+    }
+    stage = stage + 1 == stages ? 0 : stage + 1;
+  }
+}
+
 // Any dtypes, any width: one block a row, element by element, the row read again after its sum.
 template <class A>
 __global__ void __launch_bounds__(512) RmsNormLoopKernel(const __grid_constant__ RmsNormParams p) {
@@ -234,9 +319,15 @@ constexpr int64_t kMaxVectors = 8 * 1024;
 RmsNormTuning ForwardTuning(int64_t cols, int vector) {
   const int64_t all = CeilDiv<int64_t>(cols, vector);
   RmsNormTuning t{};
-  t.vectors = all <= 32 ? 1 : all <= 64 ? 2 : all <= 2048 ? 4 : 8;
+  t.vectors = all <= 32 ? 1 : all <= 64 ? 2 : all <= 1024 ? 4 : 8;
+  if (all > 2048 && all <= 4096) {
+    // Too wide to have several blocks at work on rows of their own: prefetch instead.
+    t.vectors = 4;
+    t.stages = 3;
+    t.blocks = 1;
+  }
   t.threads = WholeWarps(CeilDiv<int64_t>(all, t.vectors));
-  t.rows = std::max(1, 128 / t.threads);
+  t.rows = t.threads < 128 ? 128 / t.threads : t.threads == 128 ? 2 : 1;
   return t;
 }
 
@@ -253,6 +344,17 @@ void RunForward(const RmsNormParams& p, const RmsNormTuning& t, cudaStream_t str
                       : !simple                 ? RmsNormKernel<T, V, kThreads, Form::kFull, true>
                       : p.residual_out == nullptr ? RmsNormKernel<T, V, kThreads, Form::kPlain, true>
                                                 : RmsNormKernel<T, V, kThreads, Form::kResidual, true>;
+  if (t.stages > 0 && aligned && simple && p.residual_out == nullptr) {
+    const int64_t blocks = static_cast<int64_t>(CurrentDevice().multiprocessors) * t.blocks;
+    const LaunchShape staged{
+        dim3(GridSize(std::min(blocks, CeilDiv<int64_t>(p.rows, t.rows)))),
+        dim3(static_cast<unsigned>(t.threads), static_cast<unsigned>(t.rows)),
+        static_cast<size_t>(V) * t.threads * t.rows * t.stages * 16};
+    constexpr int kStagedThreads = V == 8 ? 512 : kThreads;
+    Launch("rms_norm", RmsNormStagedKernel<T, V, kStagedThreads>, staged, stream, p,
+           RowConstants(p.cols, p.epsilon), t.stages);
+    return;
+  }
   const LaunchShape shape{
       dim3(GridSize(CeilDiv<int64_t>(p.rows, t.rows))),
       dim3(static_cast<unsigned>(t.threads), static_cast<unsigned>(t.rows))};
@@ -264,7 +366,8 @@ void RunForwardOf(const RmsNormParams& p, const RmsNormTuning* tuning, cudaStrea
   const RmsNormTuning t = tuning != nullptr ? *tuning : ForwardTuning(p.cols, kVector<T>);
   const auto run = t.vectors == 1      ? RunForward<T, 1, 1024>
                    : t.vectors == 2    ? RunForward<T, 2, 1024>
-                   : t.vectors == 4    ? RunForward<T, 4, 512>
+                   : t.vectors == 4    ? (t.threads <= 512 ? RunForward<T, 4, 512>
+                                                           : RunForward<T, 4, 1024>)
                    : t.threads <= 512 ? RunForward<T, 8, 512>
                                       : RunForward<T, 8, 1024>;
   run(p, t, stream);

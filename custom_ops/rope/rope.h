@@ -62,8 +62,7 @@ void LaunchRopeTableCpu(const RopeTableParams& params);
 // that was measured best.
 struct RopeTuning {
   int threads;  // of a block
-  int heads;    // that a thread rotates with one read of the tables
-  int unroll;   // of those, whose loads are on their way together: 1, 2 or 4
+  int heads;    // that a thread rotates with one read of the tables: 1, 2 or 4
 };
 void LaunchRopeCuda(const RopeParams& params, void* stream, const RopeTuning* tuning = nullptr);
 void LaunchRopeTableCuda(const RopeTableParams& params, void* stream);

@@ -1,8 +1,8 @@
 // RoPE on CUDA.
 //
 // A work item is N pairs of one head, N elements being a 16-byte vector: two loads, two stores. A
-// thread keeps the tables of its N pairs in registers and rotates several heads with them, of all
-// tensors: the heads of q, k and v count as one list.
+// thread takes U heads and reads the tables of its N pairs once for them; all loads are on their way
+// before the first is used. The heads of q, k and v count as one list, so one launch serves all.
 #include "custom_ops/common/cuda_launch.cuh"
 #include "custom_ops/common/cuda_math.cuh"
 #include "custom_ops/common/dispatch.h"
@@ -28,7 +28,6 @@ struct RopePlan {
   int slots;        // heads side by side in a block
   int heads;        // in all tensors
   int head_blocks;  // blocks that share a token
-  int block_heads;  // heads of a block
   int64_t tokens;
   int64_t tasks;  // groups of blockDim.y tokens, times head_blocks
 };
@@ -48,8 +47,30 @@ PADDLE_FUSED_INLINE int64_t PositionAt(const void* ids, bool int32, int64_t inde
   return int32 ? static_cast<const int32_t*>(ids)[index] : static_cast<const int64_t*>(ids)[index];
 }
 
-template <class T, int N, Pattern kPattern, int U>
-__global__ void __launch_bounds__(512)
+// The table entries of N features: of type TTable, or (void) of any type, widened at once.
+template <class A, class TTable, int N>
+struct TableVector {
+  Raw<TTable, N> raw;
+  PADDLE_FUSED_INLINE void Load(const void* table, DType, int64_t at) {
+    raw = LoadAligned<TTable, N>(static_cast<const TTable*>(table) + at);
+  }
+  PADDLE_FUSED_INLINE void Widen(A (&v)[N]) const { Unpack(raw, v); }
+};
+template <class A, int N>
+struct TableVector<A, void, N> {
+  A values[N];
+  PADDLE_FUSED_INLINE void Load(const void* table, DType dtype, int64_t at) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) values[i] = LoadAny<A>(table, dtype, at + i);
+  }
+  PADDLE_FUSED_INLINE void Widen(A (&v)[N]) const {
+#pragma unroll
+    for (int i = 0; i < N; ++i) v[i] = values[i];
+  }
+};
+
+template <class T, int N, class TTable, Pattern kPattern, int U>
+__global__ void __launch_bounds__(256)
     RopeKernel(const __grid_constant__ RopeParams p, const __grid_constant__ RopePlan plan) {
   using A = Acc<T>;
   // Pairs are neighbours within a vector on the way in, or out.
@@ -71,47 +92,67 @@ __global__ void __launch_bounds__(512)
 
   for (int64_t task = blockIdx.x; task < plan.tasks; task += gridDim.x) {
     int64_t token = task;
-    int head_begin = 0;
+    int head = slot;
     if (plan.head_blocks > 1) {
       token = task / plan.head_blocks;
-      head_begin = static_cast<int>(task - token * plan.head_blocks) * plan.block_heads;
+      head += static_cast<int>(task - token * plan.head_blocks) * plan.slots * U;
     }
     token = token * blockDim.y + threadIdx.y;
     if (token >= plan.tokens) continue;
-    const int head_end = min(head_begin + plan.block_heads, plan.heads);
-    int64_t b, s;
-    if (token <= 0x7fffffff && p.seq <= 0x7fffffff) {
+    int64_t b = 0;
+    if (plan.tokens <= 0x7fffffff) {
       b = static_cast<uint32_t>(token) / static_cast<uint32_t>(p.seq);
     } else {
       b = token / p.seq;
     }
-    s = token - b * p.seq;
+    const int64_t s = token - b * p.seq;
+
+    Item<T, N> items[U];
+    const T* in[U];
+    T* out[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int h = head + u * plan.slots;
+      if (h >= plan.heads) break;
+      int which = 0, own_head = h;
+      if (p.tensor_count > 1 && own_head >= p.tensors[0].heads) {
+        own_head -= static_cast<int>(p.tensors[0].heads);
+        which = 1;
+        if (p.tensor_count > 2 && own_head >= p.tensors[1].heads) {
+          own_head -= static_cast<int>(p.tensors[1].heads);
+          which = 2;
+        }
+      }
+      const RopeTensor& t = p.tensors[which];
+      const int64_t at =
+          b * t.batch_stride + s * t.seq_stride + own_head * t.head_stride + rotary_begin;
+      in[u] = static_cast<const T*>(t.in) + at;
+      out[u] = static_cast<T*>(t.out) + at;
+      items[u].first = LoadAligned<T, N>(in[u] + in_at.x);
+      items[u].second = LoadAligned<T, N>(in[u] + in_at.y);
+    }
     int64_t table_row = s;
     bool bad = false;
     if (p.position_ids != nullptr) {
       table_row = PositionAt(p.position_ids, p.position_ids_int32, token);
       bad = table_row < 0 || table_row >= p.table_rows;
+      if (bad) table_row = 0;
     }
+    TableVector<A, TTable, N> raw_cos[2], raw_sin[2];
+    const int64_t table_begin = b * p.table_batch_stride + table_row * p.rotary_dim;
+    raw_cos[0].Load(p.cos, p.table_dtype, table_begin + table_at.x);
+    raw_cos[1].Load(p.cos, p.table_dtype, table_begin + table_at.y);
+    raw_sin[0].Load(p.sin, p.table_dtype, table_begin + table_at.x);
+    raw_sin[1].Load(p.sin, p.table_dtype, table_begin + table_at.y);
     A cos[2][N], sin[2][N];
+#pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      raw_cos[v].Widen(cos[v]);
+      raw_sin[v].Widen(sin[v]);
+    }
     if (bad) {
 #pragma unroll
-      for (int i = 0; i < 2 * N; ++i) {
-        cos[i / N][i % N] = sin[i / N][i % N] = __int_as_float(0x7fc00000);
-      }
-    } else {
-      const int64_t at = b * p.table_batch_stride + table_row * p.rotary_dim;
-      const auto load = [&](const void* table, int offset, A(&v)[N]) {
-        if constexpr (sizeof(A) == 4) {
-          LoadFloatsAny<true>(table, p.table_dtype, at + offset, N, v);
-        } else {
-#pragma unroll
-          for (int i = 0; i < N; ++i) v[i] = LoadAny<A>(table, p.table_dtype, at + offset + i);
-        }
-      };
-      load(p.cos, table_at.x, cos[0]);
-      load(p.cos, table_at.y, cos[1]);
-      load(p.sin, table_at.x, sin[0]);
-      load(p.sin, table_at.y, sin[1]);
+      for (int i = 0; i < 2 * N; ++i) cos[i / N][i % N] = __int_as_float(0x7fc00000);
     }
     // From here on the sines carry the signs: own * cos + partner * sin.
 #pragma unroll
@@ -131,34 +172,10 @@ __global__ void __launch_bounds__(512)
         sin[1][i] = sines.second;
       }
     }
-
-    for (int h = head_begin + slot; h < head_end; h += U * plan.slots) {
-      Item<T, N> items[U];
-      const T* in[U];
-      T* out[U];
+    {
 #pragma unroll
       for (int u = 0; u < U; ++u) {
-        int head = h + u * plan.slots;
-        if (head >= head_end) break;
-        int which = 0;
-        if (p.tensor_count > 1 && head >= p.tensors[0].heads) {
-          head -= static_cast<int>(p.tensors[0].heads);
-          which = 1;
-          if (p.tensor_count > 2 && head >= p.tensors[1].heads) {
-            head -= static_cast<int>(p.tensors[1].heads);
-            which = 2;
-          }
-        }
-        const RopeTensor& t = p.tensors[which];
-        const int64_t at = b * t.batch_stride + s * t.seq_stride + head * t.head_stride;
-        in[u] = static_cast<const T*>(t.in) + at;
-        out[u] = static_cast<T*>(t.out) + at;
-        items[u].first = LoadAligned<T, N>(in[u] + rotary_begin + in_at.x);
-        items[u].second = LoadAligned<T, N>(in[u] + rotary_begin + in_at.y);
-      }
-#pragma unroll
-      for (int u = 0; u < U; ++u) {
-        if (h + u * plan.slots >= head_end) break;
+        if (head + u * plan.slots >= plan.heads) break;
         A x[N], y[N], rx[N], ry[N];
         Unpack(items[u].first, x);
         Unpack(items[u].second, y);
@@ -192,13 +209,13 @@ __global__ void __launch_bounds__(512)
 #pragma unroll
           for (int i = 0; i < N; ++i) rx[i] = x[i], ry[i] = y[i];
         }
-        StoreAligned(out[u] + rotary_begin + out_at.x, Pack<T>(rx));
-        StoreAligned(out[u] + rotary_begin + out_at.y, Pack<T>(ry));
+        StoreAligned(out[u] + out_at.x, Pack<T>(rx));
+        StoreAligned(out[u] + out_at.y, Pack<T>(ry));
         if (p.rotary_dim < p.head_dim) {
           // Features outside the rotary part.
           const int rest = static_cast<int>(p.head_dim - p.rotary_dim);
           for (int j = item * N; j < rest; j += plan.items * plan.turns * N) {
-            const int at = j < rotary_begin ? j : j + 2 * half;
+            const int at = j < rotary_begin ? j - rotary_begin : j + 2 * half - rotary_begin;
             Raw<T, N> kept = LoadAligned<T, N>(in[u] + at);
             if (bad) {
 #pragma unroll
@@ -260,52 +277,59 @@ bool FitsVectors(const RopeParams& p, int64_t n) {
   return true;
 }
 
-template <class T, int N, Pattern kPattern>
-void RunPattern(const RopeParams& p, cudaStream_t stream, const RopeTuning* tuning) {
+template <class T, int N, class TTable, Pattern kPattern, int U>
+void RunKernel(const RopeParams& p, cudaStream_t stream, int block_threads) {
   RopePlan plan{};
   const int64_t items = p.rotary_dim / 2 / N;
   plan.turns = static_cast<int>(CeilDiv<int64_t>(items, 256));
   plan.items = static_cast<int>(CeilDiv<int64_t>(items, plan.turns));
   for (int i = 0; i < p.tensor_count; ++i) plan.heads += static_cast<int>(p.tensors[i].heads);
-  const RopeTuning t = tuning != nullptr ? *tuning : RopeTuning{256, 2, 2};
-  plan.slots = std::min(std::max(1, t.threads / plan.items), CeilDiv(plan.heads, t.heads));
-  plan.block_heads = plan.slots * t.heads;
-  plan.head_blocks = CeilDiv(plan.heads, plan.block_heads);
+  // All heads of a token in one block where they fit, evenly spread over blocks else; several
+  // tokens where a block would be small.
+  const int wanted = CeilDiv(plan.heads, U);
+  const int most = std::max(1, block_threads / plan.items);
+  plan.head_blocks = CeilDiv(wanted, most);
+  plan.slots = CeilDiv(wanted, plan.head_blocks);
   plan.tokens = p.batch * p.seq;
   const int threads = plan.slots * plan.items;
-  const int block_tokens = std::max(1, t.threads / threads);
+  const int block_tokens = std::max(1, block_threads / threads);
   plan.tasks = CeilDiv<int64_t>(plan.tokens, block_tokens) * plan.head_blocks;
   const LaunchShape shape{
       dim3(GridSize(plan.tasks), static_cast<unsigned>(plan.turns)),
       dim3(static_cast<unsigned>(threads), static_cast<unsigned>(block_tokens))};
-  if constexpr (N == 1) {
-    Launch("rope", RopeKernel<T, N, kPattern, 1>, shape, stream, p, plan);
-  } else {
-    const auto kernel = t.unroll == 1   ? RopeKernel<T, N, kPattern, 1>
-                        : t.unroll == 2 ? RopeKernel<T, N, kPattern, 2>
-                                        : RopeKernel<T, N, kPattern, 4>;
-    Launch("rope", kernel, shape, stream, p, plan);
-  }
+  Launch("rope", RopeKernel<T, N, TTable, kPattern, U>, shape, stream, p, plan);
+}
+
+template <class T, class TTable, Pattern kPattern>
+void RunPattern(const RopeParams& p, cudaStream_t stream, const RopeTuning& t) {
+  constexpr int N = kVector<T>;
+  return t.heads == 1   ? RunKernel<T, N, TTable, kPattern, 1>(p, stream, t.threads)
+         : t.heads == 2 ? RunKernel<T, N, TTable, kPattern, 2>(p, stream, t.threads)
+                        : RunKernel<T, N, TTable, kPattern, 4>(p, stream, t.threads);
 }
 
 template <class T, Pattern kPattern>
-void RunVectorsOrPairs(const RopeParams& p, cudaStream_t stream, const RopeTuning* tuning) {
-  constexpr int N = kVector<T>;
-  return FitsVectors(p, N) ? RunPattern<T, N, kPattern>(p, stream, tuning)
-                           : RunPattern<T, 1, kPattern>(p, stream, tuning);
+void RunTable(const RopeParams& p, cudaStream_t stream, const RopeTuning* tuning) {
+  const RopeTuning t = tuning != nullptr ? *tuning : RopeTuning{32, 4};
+  if (!FitsVectors(p, kVector<T>)) return RunKernel<T, 1, void, kPattern, 1>(p, stream, 128);
+  if (p.table_dtype == p.dtype) return RunPattern<T, T, kPattern>(p, stream, t);
+  if constexpr (sizeof(T) == 2) {
+    if (p.table_dtype == DType::kFloat32) return RunPattern<T, float, kPattern>(p, stream, t);
+  }
+  return RunKernel<T, kVector<T>, void, kPattern, 2>(p, stream, 128);
 }
 
 template <class T>
 void RunRope(const RopeParams& p, cudaStream_t stream, const RopeTuning* tuning) {
   switch (PatternOf(p)) {
     case Pattern::kInterleaved:
-      return RunVectorsOrPairs<T, Pattern::kInterleaved>(p, stream, tuning);
+      return RunTable<T, Pattern::kInterleaved>(p, stream, tuning);
     case Pattern::kHalves:
-      return RunVectorsOrPairs<T, Pattern::kHalves>(p, stream, tuning);
+      return RunTable<T, Pattern::kHalves>(p, stream, tuning);
     case Pattern::kToHalves:
-      return RunVectorsOrPairs<T, Pattern::kToHalves>(p, stream, tuning);
+      return RunTable<T, Pattern::kToHalves>(p, stream, tuning);
     case Pattern::kFromHalves:
-      return RunVectorsOrPairs<T, Pattern::kFromHalves>(p, stream, tuning);
+      return RunTable<T, Pattern::kFromHalves>(p, stream, tuning);
   }
 }
 

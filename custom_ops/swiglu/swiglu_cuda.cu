@@ -15,6 +15,16 @@ namespace gpu {
 
 namespace {
 
+// As exact as results of type T can show.
+template <class T, class A>
+PADDLE_FUSED_INLINE Sigmoid<A> SigmoidFor(A a) {
+  if constexpr (std::is_same_v<T, float>) {
+    return SigmoidFromExp(a, ExpNonPositiveExact(-Abs(a)));
+  } else {
+    return SigmoidOf(a);
+  }
+}
+
 // How rows x cols is cut: tasks of blockDim.y rows and tile_cols columns, row tiles innermost so
 // that neighbouring blocks read neighbouring memory.
 struct Tiles {
@@ -77,7 +87,7 @@ __global__ void __launch_bounds__(512)
         Unpack(raw_a[u], a);
         Unpack(raw_b[u], b);
 #pragma unroll
-        for (int i = 0; i < N; ++i) a[i] = Swiglu(a[i], b[i], SigmoidOf(a[i])) * prob;
+        for (int i = 0; i < N; ++i) a[i] = Swiglu(a[i], b[i], SigmoidFor<T>(a[i])) * prob;
         StoreRaw<kAligned>(out + at, Pack<T>(a), task.end - at);
       }
     }
@@ -118,7 +128,7 @@ __global__ void __launch_bounds__(512)
       Unpack(raw_g, g);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        const auto sig = SigmoidOf(a[i]);
+        const auto sig = SigmoidFor<T>(a[i]);
         value[i] = Swiglu(a[i], b[i], sig);
         const auto grads = SwigluBackward(a[i], b[i], kWeighted ? g[i] * prob : g[i], sig);
         if constexpr (kWeighted) sum[0] += g[i] * value[i];
@@ -170,7 +180,7 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         const auto second =
-            SwigluDoubleBackward(a[i], b[i], g[i], va[i], vb[i], SigmoidOf(a[i]));
+            SwigluDoubleBackward(a[i], b[i], g[i], va[i], vb[i], SigmoidFor<T>(a[i]));
         a[i] = second.gate;
         b[i] = second.up;
         g[i] = second.upstream;
@@ -213,12 +223,19 @@ LaunchShape ShapeOf(const Tiles& tiles, const SwigluTuning& t) {
           dim3(static_cast<unsigned>(t.threads), static_cast<unsigned>(t.rows))};
 }
 
-// Threads that divide a row evenly into tiles of at most 256 threads, several rows a block below.
-SwigluTuning ElementwiseTuning(int64_t cols, int vector, int vectors) {
+// Threads and vectors that divide a row evenly into tiles; four vectors a thread where they do.
+SwigluTuning ElementwiseTuning(int64_t cols, int vector, int most_vectors) {
   const int64_t all = CeilDiv<int64_t>(cols, vector);
-  const int64_t tiles = CeilDiv<int64_t>(all, 256 * vectors);
-  const int threads = WholeWarps(CeilDiv<int64_t>(all, tiles * vectors));
-  return {threads, std::max(1, 256 / threads), vectors};
+  for (int vectors = most_vectors; vectors > 1; vectors /= 2) {
+    for (int threads : {128, 96, 64}) {
+      const int64_t tile = threads * vectors;
+      if (all >= tile && (CeilDiv(all, tile) * tile - all) * 16 <= all) {
+        return {threads, 256 / threads, vectors};
+      }
+    }
+  }
+  const int threads = WholeWarps(CeilDiv<int64_t>(all, CeilDiv<int64_t>(all, 256)));
+  return {threads, std::max(1, 256 / threads), 1};
 }
 
 // The order of the sum over a row depends on the threads, so they depend on the width alone.
@@ -230,13 +247,12 @@ SwigluTuning RowTuning(int64_t cols, int vector) {
     threads = WholeWarps(CeilDiv<int64_t>(all, all > 64 ? 2 : 1));
   } else {
     int64_t best = INT64_MAX;
-    for (int candidate : {256, 512, 448, 384, 320, 288, 224, 192}) {
+    for (int candidate : {all > 1024 ? 448 : 256, 256, 512, 448, 384, 320, 288, 224, 192}) {
       const int64_t idle = CeilDiv<int64_t>(all, candidate) * candidate - all;
-      if (idle * 16 < all && idle < best) best = idle, threads = candidate;
-      if (idle == 0) break;
+      if (idle < best) best = idle, threads = candidate;
     }
   }
-  return {threads, std::max(1, 256 / threads), 1};
+  return {threads, threads >= 96 ? 1 : 256 / threads, 1};
 }
 
 template <class T, bool kAligned>
@@ -264,12 +280,13 @@ void LaunchSwigluCuda(const SwigluParams& params, void* stream, const SwigluTuni
   DispatchDType(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     constexpr int N = kVector<T>;
-    const SwigluTuning t = tuning != nullptr ? *tuning : ElementwiseTuning(p.cols, N, 2);
+    const SwigluTuning t = tuning != nullptr ? *tuning : ElementwiseTuning(p.cols, N, 4);
     const Tiles tiles = CutColumns(p.rows, p.cols, N, t);
     const bool aligned = IsAligned(p, N, {p.gate, p.up, p.out});
     const auto kernel = !aligned         ? SwigluKernel<T, 1, false>
                         : t.vectors == 1 ? SwigluKernel<T, 1, true>
-                                         : SwigluKernel<T, 2, true>;
+                        : t.vectors == 2 ? SwigluKernel<T, 2, true>
+                                         : SwigluKernel<T, 4, true>;
     Launch("swiglu", kernel, ShapeOf(tiles, t), static_cast<cudaStream_t>(stream), p, tiles);
   });
 }

@@ -13,11 +13,14 @@ struct Sigmoid {
 // exp is only taken of a non-positive argument, so nothing overflows and both s and 1 - s keep
 // their relative accuracy at either end.
 template <class V>
-PADDLE_FUSED_INLINE Sigmoid<V> SigmoidOf(V a) {
-  const V e = ExpNonPositive(-Abs(a));
+PADDLE_FUSED_INLINE Sigmoid<V> SigmoidFromExp(V a, V e) {
   const V q = ReciprocalOneToTwo(1 + e);
   const V eq = e * q;
   return {Select(a < 0, eq, q), Select(a < 0, q, eq)};
+}
+template <class V>
+PADDLE_FUSED_INLINE Sigmoid<V> SigmoidOf(V a) {
+  return SigmoidFromExp(a, ExpNonPositive(-Abs(a)));
 }
 
 template <class V>
