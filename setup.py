@@ -36,6 +36,8 @@ CUDA_ARCHITECTURES = ("8.0", "9.0")
 # -ffp-contract=off: see custom_ops/common/foreach_cpu_target.inc. -g0 and the prefix maps keep the
 # paths of the build machine out of the library.
 CXX_FLAGS = ["-std=c++17", "-O2", "-g0", "-fopenmp", "-ffp-contract=off"]
+# -fmad=false: products and sums are fused where a kernel says so, see common/cuda_math.cuh.
+NVCC_FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-DPADDLE_FUSED_WITH_CUDA"]
 
 
 def cuda_sources() -> list[str]:
@@ -74,12 +76,16 @@ def make_extension():
         "sources": relative(OPS.rglob("*.cc")) + cuda,
         "include_dirs": [str(ROOT)],
         "extra_link_args": ["-fopenmp"],
-        "depends": ["setup.py", *relative([*OPS.rglob("*.h"), *OPS.rglob("*.inc")])],
+        "depends": [
+            "setup.py",
+            *relative([*OPS.rglob("*.h"), *OPS.rglob("*.inc"), *OPS.rglob("*.cuh")]),
+        ],
     }
     if cuda:
-        cxx.append("-DPADDLE_FUSED_WITH_CUDA")
+        # CUDA 13 keeps thrust, which Paddle's headers include, in a folder of its own.
         cccl = Path(cpp_extension.CUDA_HOME) / "include" / "cccl"
-        nvcc = ["-std=c++17", "-O3", "-DPADDLE_FUSED_WITH_CUDA", f"-I{cccl}", *gencode_flags()]
+        cxx += ["-DPADDLE_FUSED_WITH_CUDA", "-DPADDLE_WITH_CUDA", f"-I{cccl}"]
+        nvcc = [*NVCC_FLAGS, f"-I{cccl}", *gencode_flags()]
         flags = {"cxx": cxx, "nvcc": nvcc}
         extension = cpp_extension.CUDAExtension(**arguments, extra_compile_args=flags)
     else:

@@ -1,5 +1,5 @@
-// A plain shared library of the CUDA launchers for benchmarks and kernel checks: C entry points that
-// take the params structs by pointer, and the kernels that ours are measured beside.
+// A plain shared library of the CUDA launchers for benchmarks and kernel checks: C entry points
+// that take the params structs by pointer, and the kernels that ours are measured beside.
 #include <cuda_runtime.h>
 
 #include <exception>
@@ -36,7 +36,8 @@ __global__ void __launch_bounds__(256) CopyKernel(const uint4* in, uint4* out, i
 #pragma unroll
   for (int k = 0; k < kIn; ++k) v[k] = in[k * n + i];
 #pragma unroll
-  for (int k = kOut; k < kIn; ++k) v[0].x ^= v[k].x, v[0].y ^= v[k].y, v[0].z ^= v[k].z, v[0].w ^= v[k].w;
+  for (int k = kOut; k < kIn; ++k)
+    v[0].x ^= v[k].x, v[0].y ^= v[k].y, v[0].z ^= v[k].z, v[0].w ^= v[k].w;
 #pragma unroll
   for (int k = 0; k < kOut; ++k) out[k * n + i] = v[k < kIn ? k : 0];
 }
@@ -44,8 +45,8 @@ __global__ void __launch_bounds__(256) CopyKernel(const uint4* in, uint4* out, i
 // The structure of Paddle 3.3's built-in weighted SwiGLU backward: 256 threads a row, vectors of
 // four, approximate exponential and division, a tree in shared memory. bfloat16.
 __global__ void __launch_bounds__(256)
-    FourWideSwigluBackward(const uint16_t* o1, const uint16_t* do2, const float* probs, uint16_t* do1,
-                           float* dprobs, uint16_t* o2, int cols) {
+    FourWideSwigluBackward(const uint16_t* o1, const uint16_t* do2, const float* probs,
+                           uint16_t* do1, float* dprobs, uint16_t* o2, int cols) {
   __shared__ float sums[256];
   const int64_t row = blockIdx.x;
   const float prob = probs[row];

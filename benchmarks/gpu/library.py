@@ -8,8 +8,19 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
-from ctypes import POINTER, Structure, byref, c_bool, c_double, c_float, c_int, c_int8, c_int64
-from ctypes import c_size_t, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    byref,
+    c_bool,
+    c_double,
+    c_float,
+    c_int,
+    c_int8,
+    c_int64,
+    c_size_t,
+    c_void_p,
+)
 from pathlib import Path
 
 import torch

@@ -31,7 +31,10 @@ class Timing:
 
 def buffer_sets(make, size: int) -> list:
     """As many sets of make(index) as it takes to exceed the footprint; at least two."""
-    return [make(index) for index in range(max(2, -(-FOOTPRINT // max(size, 1)) if size < FOOTPRINT else 2))]
+    return [
+        make(index)
+        for index in range(max(2, -(-FOOTPRINT // max(size, 1)) if size < FOOTPRINT else 2))
+    ]
 
 
 def capture(call, sets, calls: int) -> torch.cuda.CUDAGraph:

@@ -1,6 +1,6 @@
 """Times the launch shapes that a kernel can take, one workload after the other:
 
-    python -m benchmarks.gpu.tune [WORD ...]
+python -m benchmarks.gpu.tune [WORD ...]
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def candidates(kind: str, width: int):
             threads = -(-vectors // count // 32) * 32
             if count * threads < vectors or threads > (1024 if count <= 4 else 512):
                 continue
-            for rows in sorted({1, 2, max(1, 128 // threads), max(1, 256 // threads), max(1, 512 // threads)}):
+            for rows in sorted(
+                {1, 2, max(1, 128 // threads), max(1, 256 // threads), max(1, 512 // threads)}
+            ):
                 if threads * rows <= (1024 if count < 4 or threads > 512 else 512):
                     yield lib.RmsNormTuning(threads, rows, count, 0, 0, 0)
             if kind == "add_rms_fwd":
@@ -46,7 +48,9 @@ def candidates(kind: str, width: int):
                 for blocks in (1, 2, 3, 4, 6, 8):
                     for stages in (2, 3, 4):
                         memory = count * threads * rows * 16 * stages * blocks
-                        if 48 << 10 <= memory <= 220 << 10 and threads * rows * blocks <= 1024 * (2 if count < 4 else 1):
+                        if 48 << 10 <= memory <= 220 << 10 and threads * rows * blocks <= 1024 * (
+                            2 if count < 4 else 1
+                        ):
                             yield lib.RmsNormTuning(threads, rows, count, stages, blocks, 0)
     elif kind in ("rms_bwd", "add_rms_bwd"):
         arrays = 3 if kind == "add_rms_bwd" else 2
@@ -61,12 +65,17 @@ def candidates(kind: str, width: int):
                     if threads * rows > limit or (cluster > 1 and rows > 1):
                         continue
                     for blocks in (1, 2, 3, 4):
-                        if threads * rows * blocks > 2048 // (1 if count == 1 else 2) or threads * rows * blocks < 256:
+                        if (
+                            threads * rows * blocks > 2048 // (1 if count == 1 else 2)
+                            or threads * rows * blocks < 256
+                        ):
                             continue
                         for stages in (2, 3, 4):
                             memory = count * threads * rows * 16 * arrays * stages * blocks
                             if memory <= 220 << 10 and memory >= 24 << 10:
-                                yield lib.RmsNormTuning(threads, rows, count, stages, blocks, cluster)
+                                yield lib.RmsNormTuning(
+                                    threads, rows, count, stages, blocks, cluster
+                                )
     elif kind.startswith("rope"):
         for threads in (32, 64, 96, 128, 192, 256):
             for heads in (1, 2, 4):
@@ -101,16 +110,26 @@ def main() -> None:
     kernels = lib.Kernels()
     words = sys.argv[1:]
     for size in (64 << 20, 256 << 20, 1 << 30, 2 << 30):
-        for w in (workloads.memcpy(size), *(workloads.copy(kernels, i, o, size) for i, o in ((1, 1), (2, 1), (3, 3)))):
+        for w in (
+            workloads.memcpy(size),
+            *(workloads.copy(kernels, i, o, size) for i, o in ((1, 1), (2, 1), (3, 3))),
+        ):
             t = time_of(w)
-            print(f"{w.name:10} {w.shape:>8} {t.rate(w.size):7.0f} GB/s {t.median:8.1f} us", flush=True)
+            print(
+                f"{w.name:10} {w.shape:>8} {t.rate(w.size):7.0f} GB/s {t.median:8.1f} us",
+                flush=True,
+            )
     for workload in cases(kernels):
         if words and not any(word in f"{workload.name} {workload.shape}" for word in words):
             continue
         sets = buffer_sets(workload.make, workload.size)
         found = []
         for tuning in candidates(workload.name, workload.width):
-            text = "default" if tuning is None else "-".join(str(getattr(tuning, f)) for f, _ in tuning._fields_)
+            text = (
+                "default"
+                if tuning is None
+                else "-".join(str(getattr(tuning, f)) for f, _ in tuning._fields_)
+            )
             try:
                 t = time_of(workload, tuning, sets, 3)
                 found.append((t.rate(workload.size), t.median, text))
@@ -120,7 +139,10 @@ def main() -> None:
         default = next(f for f in found if f[2] == "default")
         found.sort(reverse=True)
         line = "  ".join(f"{text} {rate:.0f}" for rate, _, text in found[:6])
-        print(f"{workload.name:11} {workload.shape:>16} default {default[0]:5.0f} ({default[1]:.1f} us) of {len(found):3}: {line}", flush=True)
+        print(
+            f"{workload.name:11} {workload.shape:>16} default {default[0]:5.0f} ({default[1]:.1f} us) of {len(found):3}: {line}",
+            flush=True,
+        )
         del sets
         gc.collect()
         torch.cuda.empty_cache()

@@ -68,7 +68,9 @@ def swiglu_backward(kernels, rows: int, cols: int) -> Workload:
         from ctypes import c_int64, c_void_p
 
         pointers = [c_void_p(v) for v in (x, g, probs, dx, dprobs, out)]
-        kernels.call("pf_four_wide_swiglu_backward", *pointers, c_int64(rows), cols, kernels.stream())
+        kernels.call(
+            "pf_four_wide_swiglu_backward", *pointers, c_int64(rows), cols, kernels.stream()
+        )
 
     size = 6 * rows * cols * ELEMENT + 8 * rows
     peers = {"paddle-kernel": four_wide}
@@ -123,7 +125,7 @@ def rms_norm_backward(kernels, rows: int, cols: int, residual: bool = False) -> 
 
 
 def rope(kernels, batch: int, seq: int, heads, dim: int, adjoint: bool = False) -> Workload:
-    """q and k in the layout [B, S, heads, D], the two halves, tables of q's dtype."""
+    """Q and k in the layout [B, S, heads, D], the two halves, tables of q's dtype."""
 
     def make(_):
         tensors = [random(batch, seq, h, dim) for h in heads]
@@ -159,14 +161,16 @@ def copy(kernels, arrays_in: int, arrays_out: int, size: int) -> Workload:
         from ctypes import c_int64, c_void_p
 
         source, target = (c_void_p(b.data_ptr()) for b in buffers)
-        kernels.call("pf_copy", arrays_in, arrays_out, source, target, c_int64(vectors), kernels.stream())
+        kernels.call(
+            "pf_copy", arrays_in, arrays_out, source, target, c_int64(vectors), kernels.stream()
+        )
 
     moved = vectors * 16 * (arrays_in + arrays_out)
     return Workload(f"copy_{arrays_in}_{arrays_out}", f"{moved >> 20}MiB", moved, make, run)
 
 
 def memcpy(size: int) -> Workload:
-    """cudaMemcpy on the device, `size` bytes read and written together."""
+    """CudaMemcpy on the device, `size` bytes read and written together."""
 
     def make(_):
         source = random(size // 4)

@@ -32,7 +32,8 @@ inline const Device& CurrentDevice() {
     std::vector<Device> all(static_cast<size_t>(count));
     for (int i = 0; i < count; ++i) {
       Device& d = all[static_cast<size_t>(i)];
-      Check(cudaDeviceGetAttribute(&d.multiprocessors, cudaDevAttrMultiProcessorCount, i), "device");
+      Check(cudaDeviceGetAttribute(&d.multiprocessors, cudaDevAttrMultiProcessorCount, i),
+            "device");
       Check(cudaDeviceGetAttribute(&d.major, cudaDevAttrComputeCapabilityMajor, i), "device");
       Check(cudaDeviceGetAttribute(&d.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, i),
             "device");

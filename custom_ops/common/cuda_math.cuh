@@ -18,7 +18,8 @@
 namespace paddle_fused {
 namespace gpu {
 
-// ---- Primitives of <op>_math.h -------------------------------------------------------------------
+// ---- Primitives of <op>_math.h
+// -------------------------------------------------------------------
 
 PADDLE_FUSED_INLINE float ExpNonPositive(float x) { return expf(x); }
 PADDLE_FUSED_INLINE double ExpNonPositive(double x) { return exp(x); }
@@ -58,7 +59,8 @@ PADDLE_FUSED_INLINE double Fma(double a, double b, double c) { return __fma_rn(a
 PADDLE_FUSED_INLINE float NegMulAdd(float a, float b, float c) { return __fmaf_rn(-a, b, c); }
 PADDLE_FUSED_INLINE double NegMulAdd(double a, double b, double c) { return __fma_rn(-a, b, c); }
 
-// ---- Scalars: any storage type to and from an accumulate type ------------------------------------
+// ---- Scalars: any storage type to and from an accumulate type
+// ------------------------------------
 
 template <class A>
 PADDLE_FUSED_INLINE A Widen(float v) {
@@ -148,7 +150,8 @@ PADDLE_FUSED_INLINE A RoundAny(A v, DType dtype) {
   return v;
 }
 
-// ---- Vectors -------------------------------------------------------------------------------------
+// ---- Vectors
+// -------------------------------------------------------------------------------------
 
 // Elements of a 16-byte access.
 template <class T>
@@ -345,7 +348,8 @@ PADDLE_FUSED_INLINE void LoadFloatsAny(const void* p, DType dtype, int64_t at, i
   }
 }
 
-// ---- Sums of fixed order -------------------------------------------------------------------------
+// ---- Sums of fixed order
+// -------------------------------------------------------------------------
 
 // Every lane gets the sum; additions commute, so the butterfly gives all lanes the same bits.
 template <class A>
@@ -426,7 +430,8 @@ PADDLE_FUSED_INLINE void GroupSum(A (&v)[K], A* slots, int thread, int threads,
   for (int k = 0; k < K; ++k) v[k] = WarpSum(lane < warps ? slots[lane * K + k] : A{0});
 }
 
-// ---- Copies into shared memory that run beside the arithmetic -------------------------------------
+// ---- Copies into shared memory that run beside the arithmetic
+// -------------------------------------
 
 PADDLE_FUSED_INLINE uint32_t SharedAddress(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));

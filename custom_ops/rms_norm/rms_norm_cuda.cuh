@@ -105,10 +105,8 @@ PADDLE_FUSED_INLINE A InvRmsAny(A sum, int64_t cols, double epsilon, CastingMode
   if (!SquaresAreSafeAny(sum, cols, epsilon)) {
     return SafeInvRms<A>(cols, static_cast<A>(sqrt(epsilon)), value);
   }
-  return static_cast<A>(
-      1.0 / sqrt(static_cast<double>(sum) / static_cast<double>(cols) + epsilon));
+  return static_cast<A>(1.0 / sqrt(static_cast<double>(sum) / static_cast<double>(cols) + epsilon));
 }
-
 
 // offset + weight of column j, or 1 without a weight; kNone rounds it to x's dtype.
 template <class A, class Params>

@@ -130,7 +130,8 @@ __global__ void __launch_bounds__(kThreads)
 
   // This thread's vectors of one stage: [array][k], `tx` vectors apart.
   const uint32_t array_bytes = V * tx * 16, stage_bytes = kArrays * array_bytes;
-  const uint32_t own = SharedAddress(shared) + threadIdx.y * plan.stages * stage_bytes + thread * 16;
+  const uint32_t own =
+      SharedAddress(shared) + threadIdx.y * plan.stages * stage_bytes + thread * 16;
   const auto fetch = [&](int stage) {
     if constexpr (kAligned) {
       if (fetch_row < p.rows) {
@@ -221,8 +222,8 @@ __global__ void __launch_bounds__(kThreads)
     const auto value = [&](int64_t j) {
       return Widen<float>(static_cast<const T*>(p.x)[row * p.cols + j]);
     };
-    const float r = p.inv_rms != nullptr ? p.inv_rms[row]
-                                         : InvRms<T>(sum[0], p.cols, p.mode, c, value);
+    const float r =
+        p.inv_rms != nullptr ? p.inv_rms[row] : InvRms<T>(sum[0], p.cols, p.mode, c, value);
     float sum_mz = sum[1] * r;
     if constexpr (!std::is_same_v<T, Float16>) {
       if (!SquaresAreSafe(sum[0] * c.inverse_cols, c)) {
@@ -339,8 +340,7 @@ bool StagedTakes(const RmsNormBackwardParams& p) {
 
 // Row groups (blocks, or clusters) of the launch: each leaves one partial row.
 int StagedGroups(int64_t rows, const RmsNormTuning& t) {
-  const int64_t resident =
-      std::max(1, CurrentDevice().multiprocessors * t.blocks / t.cluster);
+  const int64_t resident = std::max(1, CurrentDevice().multiprocessors * t.blocks / t.cluster);
   return static_cast<int>(std::min<int64_t>(resident, CeilDiv<int64_t>(rows, t.rows)));
 }
 
@@ -355,31 +355,31 @@ void RunStaged(const RmsNormBackwardParams& p, const RmsNormTuning& t, float* pa
                cudaStream_t stream) {
   constexpr int N = kVector<T>;
   const bool weight_aligned = p.weight == nullptr || AlignedTo16({p.weight});
-  const bool aligned = p.cols % N == 0 && weight_aligned && AlignedTo16({p.x, p.y_grad, p.x_grad}) &&
+  const bool aligned = p.cols % N == 0 && weight_aligned &&
+                       AlignedTo16({p.x, p.y_grad, p.x_grad}) &&
                        AlignedTo16({p.residual_out_grad, p.residual_grad});
   const bool extra = p.residual_out_grad != nullptr;
   StagedPlan plan{t.stages, t.cluster, 0, partials};
-  plan.block_cols =
-      static_cast<int>(CeilDiv<int64_t>(CeilDiv<int64_t>(p.cols, N), t.cluster)) * N;
+  plan.block_cols = static_cast<int>(CeilDiv<int64_t>(CeilDiv<int64_t>(p.cols, N), t.cluster)) * N;
   const int64_t row_vectors = static_cast<int64_t>(V) * t.threads * t.rows;
   const int64_t staged = aligned ? row_vectors * 16 * (extra ? 3 : 2) * t.stages : 0;
   const int64_t summed = t.rows > 1 ? row_vectors * N * 4 : 0;
-  LaunchShape shape{
-      dim3(static_cast<unsigned>(StagedGroups(p.rows, t) * t.cluster)),
-      dim3(static_cast<unsigned>(t.threads), static_cast<unsigned>(t.rows)),
-      static_cast<size_t>(std::max(staged, summed)), t.cluster};
-  const auto kernel = aligned ? (extra ? RmsNormBackwardKernel<T, V, kThreads, true, kCluster, true>
-                                       : RmsNormBackwardKernel<T, V, kThreads, false, kCluster, true>)
-                              : (extra ? RmsNormBackwardKernel<T, V, kThreads, true, kCluster, false>
-                                       : RmsNormBackwardKernel<T, V, kThreads, false, kCluster, false>);
+  LaunchShape shape{dim3(static_cast<unsigned>(StagedGroups(p.rows, t) * t.cluster)),
+                    dim3(static_cast<unsigned>(t.threads), static_cast<unsigned>(t.rows)),
+                    static_cast<size_t>(std::max(staged, summed)), t.cluster};
+  const auto kernel = aligned
+                          ? (extra ? RmsNormBackwardKernel<T, V, kThreads, true, kCluster, true>
+                                   : RmsNormBackwardKernel<T, V, kThreads, false, kCluster, true>)
+                          : (extra ? RmsNormBackwardKernel<T, V, kThreads, true, kCluster, false>
+                                   : RmsNormBackwardKernel<T, V, kThreads, false, kCluster, false>);
   Launch("rms_norm backward", kernel, shape, stream, p, RowConstants(p.cols, p.epsilon), plan);
 }
 
 template <class T>
 void RunStagedOf(const RmsNormBackwardParams& p, void* workspace, cudaStream_t stream,
                  const RmsNormTuning* tuning) {
-  RmsNormTuning t = tuning != nullptr ? *tuning
-                                      : ForRows(BackwardTuning(p.cols, kVector<T>), p.rows);
+  RmsNormTuning t =
+      tuning != nullptr ? *tuning : ForRows(BackwardTuning(p.cols, kVector<T>), p.rows);
   // Three arrays in two stages have as much on its way as two in three.
   if (tuning == nullptr && p.residual_out_grad != nullptr) t.stages = 2;
   float* const partials = p.weight_grad == nullptr ? nullptr : static_cast<float*>(workspace);

@@ -27,8 +27,8 @@ PADDLE_FUSED_INLINE int8_t Quantise(A v, const RmsNormQuant& q) {
 }
 
 template <class T, int V, int kThreads, Form kForm, bool kAligned>
-__global__ void __launch_bounds__(kThreads) RmsNormKernel(const __grid_constant__ RmsNormParams p,
-                                                          const __grid_constant__ RowConstants c) {
+__global__ void __launch_bounds__(kThreads)
+    RmsNormKernel(const __grid_constant__ RmsNormParams p, const __grid_constant__ RowConstants c) {
   constexpr int N = kVector<T>;
   // Weights are asked for before the sum where registers allow.
   constexpr bool kWeightFirst = kForm != Form::kFull && V <= 4;
@@ -38,8 +38,7 @@ __global__ void __launch_bounds__(kThreads) RmsNormKernel(const __grid_constant_
   const int step = blockDim.x * N;
   const int first = threadIdx.x * N;
   const bool round_hat = sizeof(T) == 2 && p.mode != CastingMode::kGemma;
-  const bool round_all =
-      kForm == Form::kFull && sizeof(T) == 2 && p.mode == CastingMode::kNone;
+  const bool round_all = kForm == Form::kFull && sizeof(T) == 2 && p.mode == CastingMode::kNone;
   const float offset = static_cast<float>(p.offset);
   int parity = 0;
   for (int64_t base = static_cast<int64_t>(blockIdx.x) * blockDim.y; base < p.rows;
@@ -334,40 +333,38 @@ RmsNormTuning ForwardTuning(int64_t cols, int vector) {
 template <class T, int V, int kThreads>
 void RunForward(const RmsNormParams& p, const RmsNormTuning& t, cudaStream_t stream) {
   const int vector = kVector<T>;
-  const bool aligned =
-      p.cols % vector == 0 &&
-      AlignedTo16({p.x, p.residual, p.bias, p.weight, p.norm_bias, p.y, p.residual_out});
-  const bool simple = p.mode != CastingMode::kNone && (p.weight == nullptr || p.weight_dtype == p.x_dtype) &&
-                      p.norm_bias == nullptr && p.bias == nullptr && !p.quant.enabled &&
-                      p.y_dtype == p.x_dtype;
-  const auto kernel = !aligned                  ? RmsNormKernel<T, V, kThreads, Form::kFull, false>
-                      : !simple                 ? RmsNormKernel<T, V, kThreads, Form::kFull, true>
-                      : p.residual_out == nullptr ? RmsNormKernel<T, V, kThreads, Form::kPlain, true>
-                                                : RmsNormKernel<T, V, kThreads, Form::kResidual, true>;
+  const bool aligned = p.cols % vector == 0 && AlignedTo16({p.x, p.residual, p.bias, p.weight,
+                                                            p.norm_bias, p.y, p.residual_out});
+  const bool simple =
+      p.mode != CastingMode::kNone && (p.weight == nullptr || p.weight_dtype == p.x_dtype) &&
+      p.norm_bias == nullptr && p.bias == nullptr && !p.quant.enabled && p.y_dtype == p.x_dtype;
+  const auto kernel = !aligned  ? RmsNormKernel<T, V, kThreads, Form::kFull, false>
+                      : !simple ? RmsNormKernel<T, V, kThreads, Form::kFull, true>
+                      : p.residual_out == nullptr
+                          ? RmsNormKernel<T, V, kThreads, Form::kPlain, true>
+                          : RmsNormKernel<T, V, kThreads, Form::kResidual, true>;
   if (t.stages > 0 && aligned && simple && p.residual_out == nullptr) {
     const int64_t blocks = static_cast<int64_t>(CurrentDevice().multiprocessors) * t.blocks;
-    const LaunchShape staged{
-        dim3(GridSize(std::min(blocks, CeilDiv<int64_t>(p.rows, t.rows)))),
-        dim3(static_cast<unsigned>(t.threads), static_cast<unsigned>(t.rows)),
-        static_cast<size_t>(V) * t.threads * t.rows * t.stages * 16};
+    const LaunchShape staged{dim3(GridSize(std::min(blocks, CeilDiv<int64_t>(p.rows, t.rows)))),
+                             dim3(static_cast<unsigned>(t.threads), static_cast<unsigned>(t.rows)),
+                             static_cast<size_t>(V) * t.threads * t.rows * t.stages * 16};
     constexpr int kStagedThreads = V == 8 ? 512 : kThreads;
     Launch("rms_norm", RmsNormStagedKernel<T, V, kStagedThreads>, staged, stream, p,
            RowConstants(p.cols, p.epsilon), t.stages);
     return;
   }
-  const LaunchShape shape{
-      dim3(GridSize(CeilDiv<int64_t>(p.rows, t.rows))),
-      dim3(static_cast<unsigned>(t.threads), static_cast<unsigned>(t.rows))};
+  const LaunchShape shape{dim3(GridSize(CeilDiv<int64_t>(p.rows, t.rows))),
+                          dim3(static_cast<unsigned>(t.threads), static_cast<unsigned>(t.rows))};
   Launch("rms_norm", kernel, shape, stream, p, RowConstants(p.cols, p.epsilon));
 }
 
 template <class T>
 void RunForwardOf(const RmsNormParams& p, const RmsNormTuning* tuning, cudaStream_t stream) {
   const RmsNormTuning t = tuning != nullptr ? *tuning : ForwardTuning(p.cols, kVector<T>);
-  const auto run = t.vectors == 1      ? RunForward<T, 1, 1024>
-                   : t.vectors == 2    ? RunForward<T, 2, 1024>
-                   : t.vectors == 4    ? (t.threads <= 512 ? RunForward<T, 4, 512>
-                                                           : RunForward<T, 4, 1024>)
+  const auto run = t.vectors == 1   ? RunForward<T, 1, 1024>
+                   : t.vectors == 2 ? RunForward<T, 2, 1024>
+                   : t.vectors == 4
+                       ? (t.threads <= 512 ? RunForward<T, 4, 512> : RunForward<T, 4, 1024>)
                    : t.threads <= 512 ? RunForward<T, 8, 512>
                                       : RunForward<T, 8, 1024>;
   run(p, t, stream);
@@ -380,8 +377,8 @@ void LaunchRmsNormCuda(const RmsNormParams& p, void* stream_handle, const RmsNor
   using namespace gpu;
   if (p.rows == 0 || p.cols == 0) return;
   const auto stream = static_cast<cudaStream_t>(stream_handle);
-  const bool is_double = p.x_dtype == DType::kFloat64 ||
-                         (!p.quant.enabled && p.y_dtype == DType::kFloat64);
+  const bool is_double =
+      p.x_dtype == DType::kFloat64 || (!p.quant.enabled && p.y_dtype == DType::kFloat64);
   const int vector = 16 / static_cast<int>(SizeOf(p.x_dtype));
   if (is_double || CeilDiv<int64_t>(p.cols, vector) > kMaxVectors) {
     const int threads = WholeWarps(std::min<int64_t>(512, CeilDiv<int64_t>(p.cols, 4)));

@@ -1,8 +1,9 @@
 // RoPE on CUDA.
 //
 // A work item is N pairs of one head, N elements being a 16-byte vector: two loads, two stores. A
-// thread takes U heads and reads the tables of its N pairs once for them; all loads are on their way
-// before the first is used. The heads of q, k and v count as one list, so one launch serves all.
+// thread takes U heads and reads the tables of its N pairs once for them; all loads are on their
+// way before the first is used. The heads of q, k and v count as one list, so one launch serves
+// all.
 #include "custom_ops/common/cuda_launch.cuh"
 #include "custom_ops/common/cuda_math.cuh"
 #include "custom_ops/common/dispatch.h"
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(256)
   const int2 in_at = OffsetsOf<N, kInTogether>(item, half);
   const int2 out_at = OffsetsOf<N, kOutTogether>(item, half);
   // The tables are laid out as the halves, or as the interleaved pairs.
-  const int2 table_at = OffsetsOf<N, kNeighbours && N == 1>(item, half);
+  const int2 table_at = OffsetsOf < N, kNeighbours && N == 1 > (item, half);
 
   for (int64_t task = blockIdx.x; task < plan.tasks; task += gridDim.x) {
     int64_t token = task;
@@ -230,8 +231,7 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-__global__ void __launch_bounds__(256)
-    RopeTableKernel(const __grid_constant__ RopeTableParams p) {
+__global__ void __launch_bounds__(256) RopeTableKernel(const __grid_constant__ RopeTableParams p) {
   WaitForPreviousKernel();
   LetNextKernelStart();
   const int64_t half = p.dim / 2, count = p.rows * half;
@@ -337,7 +337,8 @@ void RunRope(const RopeParams& p, cudaStream_t stream, const RopeTuning* tuning)
 void CopyTensors(const RopeParams& p, cudaStream_t stream) {
   for (int i = 0; i < p.tensor_count; ++i) {
     const RopeTensor& t = p.tensors[i];
-    const size_t bytes = static_cast<size_t>(p.batch * p.seq * t.heads * p.head_dim) * SizeOf(p.dtype);
+    const size_t bytes =
+        static_cast<size_t>(p.batch * p.seq * t.heads * p.head_dim) * SizeOf(p.dtype);
     Check(cudaMemcpyAsync(t.out, t.in, bytes, cudaMemcpyDeviceToDevice, stream), "rope");
   }
 }
@@ -350,9 +351,8 @@ void LaunchRopeCuda(const RopeParams& p, void* stream_handle, const RopeTuning* 
   const auto stream = static_cast<cudaStream_t>(stream_handle);
   if (p.batch == 0 || p.seq == 0 || p.tensor_count == 0 || p.head_dim == 0) return;
   if (p.rotary_dim == 0) return CopyTensors(p, stream);
-  DispatchDType(p.dtype, [&](auto tag) {
-    RunRope<typename decltype(tag)::type>(p, stream, tuning);
-  });
+  DispatchDType(p.dtype,
+                [&](auto tag) { RunRope<typename decltype(tag)::type>(p, stream, tuning); });
 }
 
 void LaunchRopeTableCuda(const RopeTableParams& p, void* stream) {

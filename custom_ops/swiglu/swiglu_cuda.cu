@@ -141,8 +141,7 @@ __global__ void __launch_bounds__(512)
       if constexpr (kOut) StoreRaw<kAligned>(out + j, Pack<T>(value), end - j);
     }
     if constexpr (kWeighted) {
-      GroupSum(sum, slots[parity] + threadIdx.y * 32, threadIdx.x, blockDim.x,
-               BlockBarrier{});
+      GroupSum(sum, slots[parity] + threadIdx.y * 32, threadIdx.x, blockDim.x, BlockBarrier{});
       parity ^= 1;
       if (active && threadIdx.x == 0) p.probs_grad[row] = static_cast<float>(sum[0]);
     }
@@ -285,8 +284,7 @@ void LaunchSwigluCuda(const SwigluParams& params, void* stream, const SwigluTuni
     const bool aligned = IsAligned(p, N, {p.gate, p.up, p.out});
     const auto kernel = !aligned         ? SwigluKernel<T, 1, false>
                         : t.vectors == 1 ? SwigluKernel<T, 1, true>
-                        : t.vectors == 2 ? SwigluKernel<T, 2, true>
-                                         : SwigluKernel<T, 4, true>;
+                                         : SwigluKernel<T, 2, true>;
     Launch("swiglu", kernel, ShapeOf(tiles, t), static_cast<cudaStream_t>(stream), p, tiles);
   });
 }
@@ -299,8 +297,8 @@ void LaunchSwigluBackwardCuda(const SwigluBackwardParams& params, void* stream,
   if (p.probs == nullptr) Flatten(&p);
   DispatchDType(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const bool aligned = IsAligned(
-        p, kVector<T>, {p.gate, p.up, p.out_grad, p.gate_grad, p.up_grad, p.out});
+    const bool aligned =
+        IsAligned(p, kVector<T>, {p.gate, p.up, p.out_grad, p.gate_grad, p.up_grad, p.out});
     const auto run = aligned ? RunBackward<T, true> : RunBackward<T, false>;
     run(p, static_cast<cudaStream_t>(stream), tuning);
   });
@@ -321,8 +319,8 @@ void LaunchSwigluDoubleBackwardCuda(const SwigluDoubleBackwardParams& params, vo
                                     p.gate_out, p.up_out, p.out_grad_grad});
     const auto kernel =
         aligned ? SwigluDoubleBackwardKernel<T, true> : SwigluDoubleBackwardKernel<T, false>;
-    Launch("swiglu double backward", kernel, ShapeOf(tiles, t),
-           static_cast<cudaStream_t>(stream), p, tiles);
+    Launch("swiglu double backward", kernel, ShapeOf(tiles, t), static_cast<cudaStream_t>(stream),
+           p, tiles);
   });
 }
 
