@@ -42,16 +42,8 @@ def candidates(kind: str, width: int):
             ):
                 if threads * rows <= (1024 if count < 4 or threads > 512 else 512):
                     yield lib.RmsNormTuning(threads, rows, count, 0, 0, 0)
-            if kind == "add_rms_fwd":
-                continue
-            for rows in (1, 2, 4):
-                for blocks in (1, 2, 3, 4, 6, 8):
-                    for stages in (2, 3, 4):
-                        memory = count * threads * rows * 16 * stages * blocks
-                        if 48 << 10 <= memory <= 220 << 10 and threads * rows * blocks <= 1024 * (
-                            2 if count < 4 else 1
-                        ):
-                            yield lib.RmsNormTuning(threads, rows, count, stages, blocks, 0)
+            if kind == "rms_fwd" and count * threads >= 512:
+                yield lib.RmsNormTuning(threads, 1, count, 1, 0, 0)
     elif kind in ("rms_bwd", "add_rms_bwd"):
         arrays = 3 if kind == "add_rms_bwd" else 2
         for cluster in (1, 2, 4):
@@ -77,7 +69,7 @@ def candidates(kind: str, width: int):
                                     threads, rows, count, stages, blocks, cluster
                                 )
     elif kind.startswith("rope"):
-        for threads in (32, 64, 96, 128, 192, 256):
+        for threads in (32, 64, 96, 128):
             for heads in (1, 2, 4):
                 yield lib.RopeTuning(threads, heads)
 

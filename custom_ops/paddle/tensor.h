@@ -12,7 +12,8 @@
 // Since Paddle 3 the checks have a header that does without the CUDA libraries'.
 #if __has_include("paddle/common/enforce.h")
 #include "paddle/common/enforce.h"
-#else
+#endif
+#ifndef PADDLE_THROW
 #include "paddle/phi/core/enforce.h"
 #endif
 

@@ -350,9 +350,10 @@ RmsNormTuning ForRows(RmsNormTuning t, int64_t rows) {
   return t;
 }
 
+// Returns how many partial rows it leaves.
 template <class T, int V, int kThreads, bool kCluster>
-void RunStaged(const RmsNormBackwardParams& p, const RmsNormTuning& t, float* partials,
-               cudaStream_t stream) {
+int RunStaged(const RmsNormBackwardParams& p, const RmsNormTuning& t, float* partials,
+              cudaStream_t stream) {
   constexpr int N = kVector<T>;
   const bool weight_aligned = p.weight == nullptr || AlignedTo16({p.weight});
   const bool aligned = p.cols % N == 0 && weight_aligned &&
@@ -372,7 +373,16 @@ void RunStaged(const RmsNormBackwardParams& p, const RmsNormTuning& t, float* pa
                                    : RmsNormBackwardKernel<T, V, kThreads, false, kCluster, true>)
                           : (extra ? RmsNormBackwardKernel<T, V, kThreads, true, kCluster, false>
                                    : RmsNormBackwardKernel<T, V, kThreads, false, kCluster, false>);
+  if (t.cluster > 2) {
+    // Processors come in groups whose size is no multiple of four: a cluster that finds no place
+    // would start when all others are done.
+    const int fitting = MaxActiveClusters(reinterpret_cast<const void*>(kernel), shape);
+    if (fitting > 0) {
+      shape.grid.x = std::min(shape.grid.x, static_cast<unsigned>(fitting * t.cluster));
+    }
+  }
   Launch("rms_norm backward", kernel, shape, stream, p, RowConstants(p.cols, p.epsilon), plan);
+  return static_cast<int>(shape.grid.x) / t.cluster;
 }
 
 template <class T>
@@ -387,9 +397,9 @@ void RunStagedOf(const RmsNormBackwardParams& p, void* workspace, cudaStream_t s
                    : t.vectors == 4 ? RunStaged<T, 4, 512, false>
                    : t.vectors == 2 ? RunStaged<T, 2, 512, false>
                                     : RunStaged<T, 1, 1024, false>;
-  run(p, t, partials, stream);
+  const int groups = run(p, t, partials, stream);
   if (partials != nullptr) {
-    SumPartials(partials, StagedGroups(p.rows, t), p.cols, p.weight_grad, p.weight_dtype, stream);
+    SumPartials(partials, groups, p.cols, p.weight_grad, p.weight_dtype, stream);
   }
 }
 

@@ -184,87 +184,62 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// For wide rows: blocks stay for the whole launch, the weight in registers, and cp.async brings the
-// next rows into shared memory while one is worked on; every thread fetches what it will use.
-template <class T, int V, int kThreads>
-__global__ void __launch_bounds__(kThreads)
-    RmsNormStagedKernel(const __grid_constant__ RmsNormParams p,
-                        const __grid_constant__ RowConstants c, int stages) {
-  constexpr int N = kVector<T>;
-  extern __shared__ uint4 shared[];
+// For wide rows: nothing of the row stays in registers. It is read a second time after its sum, out
+// of the caches, and many light blocks keep the memory busy. Adds in the register kernel's order.
+template <class T>
+__global__ void __launch_bounds__(1024) RmsNormWideKernel(const __grid_constant__ RmsNormParams p,
+                                                          const __grid_constant__ RowConstants c) {
+  constexpr int N = kVector<T>, U = 4;
   __shared__ float slots[2][32];
-  const int tx = blockDim.x, thread = threadIdx.x, step = tx * N;
-  const int cols = static_cast<int>(p.cols);
-  const int64_t row_step = static_cast<int64_t>(gridDim.x) * blockDim.y;
-  const int64_t row_elements = row_step * p.cols;
+  const int first = threadIdx.x * N, step = blockDim.x * N, cols = static_cast<int>(p.cols);
   const bool round_hat = sizeof(T) == 2 && p.mode != CastingMode::kGemma;
   const float offset = static_cast<float>(p.offset);
   WaitForPreviousKernel();
   LetNextKernelStart();
-  int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  int64_t at = row * p.cols + thread * N, fetch_row = row, fetch_at = at;
-  const uint32_t stage_bytes = V * tx * 16;
-  const uint32_t own = SharedAddress(shared) + threadIdx.y * stages * stage_bytes + thread * 16;
-  bool mine[V];
-  Raw<T, N> w[V];
+  int parity = 0;
+  for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
+    const T* const x = static_cast<const T*>(p.x) + row * p.cols;
+    T* const y = static_cast<T*>(p.y) + row * p.cols;
+    float sum[1] = {0};
+    int j = first;
+    for (; j + (U - 1) * step < cols; j += U * step) {
+      Raw<T, N> raw[U];
 #pragma unroll
-  for (int k = 0; k < V; ++k) {
-    mine[k] = thread * N + k * step < cols;
-    w[k] = {};
-    if (p.weight != nullptr && mine[k]) {
-      w[k] = LoadAligned<T, N>(static_cast<const T*>(p.weight) + thread * N + k * step);
-    }
-  }
-  const auto fetch = [&](int stage) {
-    if (fetch_row < p.rows) {
-      const T* const from = static_cast<const T*>(p.x) + fetch_at;
+      for (int u = 0; u < U; ++u) raw[u] = LoadAligned<T, N>(x + j + u * step);
 #pragma unroll
-      for (int k = 0; k < V; ++k) {
-        if (mine[k]) CopyAsync(own + stage * stage_bytes + k * tx * 16, from + k * step);
+      for (int u = 0; u < U; ++u) {
+        float v[N];
+        Unpack(raw[u], v);
+#pragma unroll
+        for (int i = 0; i < N; ++i) sum[0] = Fma(v[i], v[i], sum[0]);
       }
     }
-    CommitCopies();
-    fetch_row += row_step;
-    fetch_at += row_elements;
-  };
-  for (int s = 0; s + 1 < stages; ++s) fetch(s);
-  int stage = 0, parity = 0;
-  for (; row < p.rows; row += row_step, at += row_elements) {
-    fetch(stage == 0 ? stages - 1 : stage - 1);
-    WaitForCopies(stages - 1);
-    float sum[1] = {0};
-#pragma unroll
-    for (int k = 0; k < V; ++k) {
-      if (!mine[k]) continue;
+    for (; j < cols; j += step) {
       float v[N];
-      Unpack(LoadShared<T, N>(own + stage * stage_bytes + k * tx * 16), v);
+      Unpack(LoadAligned<T, N>(x + j), v);
 #pragma unroll
       for (int i = 0; i < N; ++i) sum[0] = Fma(v[i], v[i], sum[0]);
     }
-    GroupSum(sum, slots[parity] + threadIdx.y * (tx / 32), thread, tx,
-             GroupBarrier{1 + static_cast<int>(threadIdx.y), tx});
+    GroupSum(sum, slots[parity], threadIdx.x, blockDim.x, BlockBarrier{});
     parity ^= 1;
-    const float r = InvRms<T>(sum[0], p.cols, p.mode, c, [&](int64_t j) {
-      return Widen<float>(static_cast<const T*>(p.x)[row * p.cols + j]);
-    });
-    if (p.inv_rms != nullptr && thread == 0) p.inv_rms[row] = r;
-#pragma unroll
-    for (int k = 0; k < V; ++k) {
-      if (!mine[k]) continue;
+    const float r =
+        InvRms<T>(sum[0], p.cols, p.mode, c, [&](int64_t at) { return Widen<float>(x[at]); });
+    if (p.inv_rms != nullptr && threadIdx.x == 0) p.inv_rms[row] = r;
+#pragma unroll 2
+    for (j = first; j < cols; j += step) {
+      const Raw<T, N> raw = LoadAligned<T, N>(x + j);
       float v[N], f[N];
-      Unpack(LoadShared<T, N>(own + stage * stage_bytes + k * tx * 16), v);
-      KeepPacked(w[k]);
+      Unpack(raw, v);
 #pragma unroll
       for (int i = 0; i < N; ++i) v[i] = v[i] * r;
       if (round_hat) RoundTo<T>(v);
       if (p.weight != nullptr) {
-        Unpack(w[k], f);
+        Unpack(LoadAligned<T, N>(static_cast<const T*>(p.weight) + j), f);
 #pragma unroll
         for (int i = 0; i < N; ++i) v[i] = v[i] * (f[i] + offset);
       }
-      StoreAligned(static_cast<T*>(p.y) + at + k * step, Pack<T>(v));
+      StoreAligned(y + j, Pack<T>(v));
     }
-    stage = stage + 1 == stages ? 0 : stage + 1;
   }
 }
 
@@ -319,12 +294,7 @@ RmsNormTuning ForwardTuning(int64_t cols, int vector) {
   const int64_t all = CeilDiv<int64_t>(cols, vector);
   RmsNormTuning t{};
   t.vectors = all <= 32 ? 1 : all <= 64 ? 2 : all <= 1024 ? 4 : 8;
-  if (all > 2048 && all <= 4096) {
-    // Too wide to have several blocks at work on rows of their own: prefetch instead.
-    t.vectors = 4;
-    t.stages = 3;
-    t.blocks = 1;
-  }
+  t.stages = all > 2048 ? 1 : 0;  // the wide kernel
   t.threads = WholeWarps(CeilDiv<int64_t>(all, t.vectors));
   t.rows = t.threads < 128 ? 128 / t.threads : t.threads == 128 ? 2 : 1;
   return t;
@@ -344,13 +314,8 @@ void RunForward(const RmsNormParams& p, const RmsNormTuning& t, cudaStream_t str
                           ? RmsNormKernel<T, V, kThreads, Form::kPlain, true>
                           : RmsNormKernel<T, V, kThreads, Form::kResidual, true>;
   if (t.stages > 0 && aligned && simple && p.residual_out == nullptr) {
-    const int64_t blocks = static_cast<int64_t>(CurrentDevice().multiprocessors) * t.blocks;
-    const LaunchShape staged{dim3(GridSize(std::min(blocks, CeilDiv<int64_t>(p.rows, t.rows)))),
-                             dim3(static_cast<unsigned>(t.threads), static_cast<unsigned>(t.rows)),
-                             static_cast<size_t>(V) * t.threads * t.rows * t.stages * 16};
-    constexpr int kStagedThreads = V == 8 ? 512 : kThreads;
-    Launch("rms_norm", RmsNormStagedKernel<T, V, kStagedThreads>, staged, stream, p,
-           RowConstants(p.cols, p.epsilon), t.stages);
+    const LaunchShape wide{dim3(GridSize(p.rows)), dim3(static_cast<unsigned>(t.threads))};
+    Launch("rms_norm", RmsNormWideKernel<T>, wide, stream, p, RowConstants(p.cols, p.epsilon));
     return;
   }
   const LaunchShape shape{dim3(GridSize(CeilDiv<int64_t>(p.rows, t.rows))),

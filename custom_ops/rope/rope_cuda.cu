@@ -71,7 +71,7 @@ struct TableVector<A, void, N> {
 };
 
 template <class T, int N, class TTable, Pattern kPattern, int U>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(128, U == 4 ? 4 : 6)
     RopeKernel(const __grid_constant__ RopeParams p, const __grid_constant__ RopePlan plan) {
   using A = Acc<T>;
   // Pairs are neighbours within a vector on the way in, or out.
@@ -281,7 +281,7 @@ template <class T, int N, class TTable, Pattern kPattern, int U>
 void RunKernel(const RopeParams& p, cudaStream_t stream, int block_threads) {
   RopePlan plan{};
   const int64_t items = p.rotary_dim / 2 / N;
-  plan.turns = static_cast<int>(CeilDiv<int64_t>(items, 256));
+  plan.turns = static_cast<int>(CeilDiv<int64_t>(items, 128));
   plan.items = static_cast<int>(CeilDiv<int64_t>(items, plan.turns));
   for (int i = 0; i < p.tensor_count; ++i) plan.heads += static_cast<int>(p.tensors[i].heads);
   // All heads of a token in one block where they fit, evenly spread over blocks else; several

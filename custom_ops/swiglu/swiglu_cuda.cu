@@ -18,10 +18,14 @@ namespace {
 // As exact as results of type T can show.
 template <class T, class A>
 PADDLE_FUSED_INLINE Sigmoid<A> SigmoidFor(A a) {
-  if constexpr (std::is_same_v<T, float>) {
-    return SigmoidFromExp(a, ExpNonPositiveExact(-Abs(a)));
-  } else {
+  if constexpr (sizeof(T) == 8) {
     return SigmoidOf(a);
+  } else if constexpr (sizeof(T) == 4) {
+    const float e = ExpNonPositiveExact(-Abs(a));
+    return SigmoidFrom(a, e, ReciprocalOneToTwo(1 + e));
+  } else {
+    const float e = ExpNonPositiveBrief(-Abs(a));
+    return SigmoidFrom(a, e, ReciprocalBrief(1 + e));
   }
 }
 
@@ -55,7 +59,7 @@ PADDLE_FUSED_INLINE Task TaskOf(const Tiles& t, int64_t index) {
 }
 
 template <class T, int U, bool kAligned>
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(256, 5)
     SwigluKernel(const __grid_constant__ SwigluParams p, const __grid_constant__ Tiles tiles) {
   using A = Acc<T>;
   constexpr int N = kVector<T>;

@@ -12,15 +12,16 @@ struct Sigmoid {
 
 // exp is only taken of a non-positive argument, so nothing overflows and both s and 1 - s keep
 // their relative accuracy at either end.
+// e = exp(-|a|), q = 1 / (1 + e).
 template <class V>
-PADDLE_FUSED_INLINE Sigmoid<V> SigmoidFromExp(V a, V e) {
-  const V q = ReciprocalOneToTwo(1 + e);
+PADDLE_FUSED_INLINE Sigmoid<V> SigmoidFrom(V a, V e, V q) {
   const V eq = e * q;
   return {Select(a < 0, eq, q), Select(a < 0, q, eq)};
 }
 template <class V>
 PADDLE_FUSED_INLINE Sigmoid<V> SigmoidOf(V a) {
-  return SigmoidFromExp(a, ExpNonPositive(-Abs(a)));
+  const V e = ExpNonPositive(-Abs(a));
+  return SigmoidFrom(a, e, ReciprocalOneToTwo(1 + e));
 }
 
 template <class V>
