@@ -8,13 +8,13 @@
 
 // Not paddle/extension.h: this one compiles in a third of the time and lets CUDA sources be
 // compiled against a CPU wheel's headers.
-#include "paddle/phi/api/all.h"
-// Since Paddle 3 the checks have a header that does without the CUDA libraries'.
-#if __has_include("paddle/common/enforce.h")
 #include "paddle/common/enforce.h"
-#endif
+#include "paddle/phi/api/all.h"
+
+// Since Paddle 3. The header that has it before that includes cuDNN's of its own time, so there the
+// checks, which stand behind those in Python, throw another class.
 #ifndef PADDLE_THROW
-#include "paddle/phi/core/enforce.h"
+#define PADDLE_THROW(...) PD_THROW((__VA_ARGS__).to_string())
 #endif
 
 #ifdef PADDLE_FUSED_WITH_CUDA

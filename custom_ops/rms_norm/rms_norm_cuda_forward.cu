@@ -294,9 +294,10 @@ RmsNormTuning ForwardTuning(int64_t cols, int vector) {
   const int64_t all = CeilDiv<int64_t>(cols, vector);
   RmsNormTuning t{};
   t.vectors = all <= 32 ? 1 : all <= 64 ? 2 : all <= 1024 ? 4 : 8;
+  if (all > 2048 && all <= 4096) t.vectors = 4;
   t.stages = all > 2048 ? 1 : 0;  // the wide kernel
   t.threads = WholeWarps(CeilDiv<int64_t>(all, t.vectors));
-  t.rows = t.threads < 128 ? 128 / t.threads : t.threads == 128 ? 2 : 1;
+  t.rows = t.threads == 32 || t.threads == 128 ? 2 : 1;
   return t;
 }
 

@@ -310,7 +310,8 @@ void RunPattern(const RopeParams& p, cudaStream_t stream, const RopeTuning& t) {
 
 template <class T, Pattern kPattern>
 void RunTable(const RopeParams& p, cudaStream_t stream, const RopeTuning* tuning) {
-  const RopeTuning t = tuning != nullptr ? *tuning : RopeTuning{32, 4};
+  RopeTuning t = p.rotary_dim / 2 / kVector<T> <= 4 ? RopeTuning{64, 2} : RopeTuning{32, 4};
+  if (tuning != nullptr) t = *tuning;
   if (!FitsVectors(p, kVector<T>)) return RunKernel<T, 1, void, kPattern, 1>(p, stream, 128);
   if (p.table_dtype == p.dtype) return RunPattern<T, T, kPattern>(p, stream, t);
   if constexpr (sizeof(T) == 2) {

@@ -226,14 +226,14 @@ LaunchShape ShapeOf(const Tiles& tiles, const SwigluTuning& t) {
           dim3(static_cast<unsigned>(t.threads), static_cast<unsigned>(t.rows))};
 }
 
-// Threads and vectors that divide a row evenly into tiles; four vectors a thread where they do.
+// Threads and vectors that divide a row evenly into tiles; two vectors a thread where they do.
 SwigluTuning ElementwiseTuning(int64_t cols, int vector, int most_vectors) {
   const int64_t all = CeilDiv<int64_t>(cols, vector);
   for (int vectors = most_vectors; vectors > 1; vectors /= 2) {
     for (int threads : {128, 96, 64}) {
       const int64_t tile = threads * vectors;
       if (all >= tile && (CeilDiv(all, tile) * tile - all) * 16 <= all) {
-        return {threads, 256 / threads, vectors};
+        return {threads, threads >= 96 ? 1 : 2, vectors};
       }
     }
   }
@@ -246,8 +246,8 @@ SwigluTuning RowTuning(int64_t cols, int vector) {
   const int64_t all = CeilDiv<int64_t>(cols, vector);
   int threads = 256;
   if (all <= 256) {
-    // Whole turns: 192 vectors are 2 turns of 96 threads.
-    threads = WholeWarps(CeilDiv<int64_t>(all, all > 64 ? 2 : 1));
+    // One turn, or two of half the threads.
+    threads = WholeWarps(CeilDiv<int64_t>(all, all > 192 ? 2 : 1));
   } else {
     int64_t best = INT64_MAX;
     for (int candidate : {all > 1024 ? 448 : 256, 256, 512, 448, 384, 320, 288, 224, 192}) {
@@ -283,7 +283,7 @@ void LaunchSwigluCuda(const SwigluParams& params, void* stream, const SwigluTuni
   DispatchDType(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     constexpr int N = kVector<T>;
-    const SwigluTuning t = tuning != nullptr ? *tuning : ElementwiseTuning(p.cols, N, 4);
+    const SwigluTuning t = tuning != nullptr ? *tuning : ElementwiseTuning(p.cols, N, 2);
     const Tiles tiles = CutColumns(p.rows, p.cols, N, t);
     const bool aligned = IsAligned(p, N, {p.gate, p.up, p.out});
     const auto kernel = !aligned         ? SwigluKernel<T, 1, false>
