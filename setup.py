@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,13 +37,26 @@ CUDA_ARCHITECTURES = ("8.0", "9.0")
 # -ffp-contract=off: see custom_ops/common/foreach_cpu_target.inc. -g0 and the prefix maps keep the
 # paths of the build machine out of the library.
 CXX_FLAGS = ["-std=c++17", "-O2", "-g0", "-fopenmp", "-ffp-contract=off"]
+# -fmad=false: products and sums are fused where a kernel says so, see common/cuda_math.cuh.
+NVCC_FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-DPADDLE_FUSED_WITH_CUDA"]
+
+
+def cuda_home() -> Path | None:
+    """The CUDA toolkit. Not Paddle's own idea of it, which has moved between versions."""
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(name):
+            return Path(os.environ[name])
+    if (Path("/usr/local/cuda") / "bin" / "nvcc").exists():
+        return Path("/usr/local/cuda")
+    nvcc = shutil.which("nvcc")
+    return Path(nvcc).resolve().parent.parent if nvcc else None
 
 
 def cuda_sources() -> list[str]:
     """CUDA sources to build: none without a CUDA Paddle and nvcc."""
     if os.environ.get("PADDLE_FUSED_FORCE_CPU") or not paddle.is_compiled_with_cuda():
         return []
-    if not cpp_extension.CUDA_HOME:
+    if cuda_home() is None:
         print(
             "paddle_fused: this Paddle has CUDA but nvcc was not found; building for the CPU only"
         )
@@ -74,12 +88,16 @@ def make_extension():
         "sources": relative(OPS.rglob("*.cc")) + cuda,
         "include_dirs": [str(ROOT)],
         "extra_link_args": openmp_library(),
-        "depends": ["setup.py", *relative([*OPS.rglob("*.h"), *OPS.rglob("*.inc")])],
+        "depends": [
+            "setup.py",
+            *relative([*OPS.rglob("*.h"), *OPS.rglob("*.inc"), *OPS.rglob("*.cuh")]),
+        ],
     }
     if cuda:
-        cxx.append("-DPADDLE_FUSED_WITH_CUDA")
-        cccl = Path(cpp_extension.CUDA_HOME) / "include" / "cccl"
-        nvcc = ["-std=c++17", "-O3", "-DPADDLE_FUSED_WITH_CUDA", f"-I{cccl}", *gencode_flags()]
+        # CUDA 13 keeps thrust, which Paddle's headers include, in a folder of its own.
+        cccl = cuda_home() / "include" / "cccl"
+        cxx += ["-DPADDLE_FUSED_WITH_CUDA", "-DPADDLE_WITH_CUDA", f"-I{cccl}"]
+        nvcc = [*NVCC_FLAGS, f"-I{cccl}", *gencode_flags()]
         flags = {"cxx": cxx, "nvcc": nvcc}
         extension = cpp_extension.CUDAExtension(**arguments, extra_compile_args=flags)
     else:

@@ -8,8 +8,18 @@
 
 // Not paddle/extension.h: this one compiles in a third of the time and lets CUDA sources be
 // compiled against a CPU wheel's headers.
+#include "paddle/common/enforce.h"
 #include "paddle/phi/api/all.h"
-#include "paddle/phi/core/enforce.h"
+
+// Since Paddle 3. The header that has it before that includes cuDNN's of its own time, so there the
+// checks, which stand behind those in Python, throw another class.
+#ifndef PADDLE_THROW
+#define PADDLE_THROW(...) PD_THROW((__VA_ARGS__).to_string())
+#endif
+
+#ifdef PADDLE_FUSED_WITH_CUDA
+#include <cuda_runtime.h>
+#endif
 
 #include "custom_ops/common/cpu_memory.h"
 #include "custom_ops/common/types.h"
@@ -86,21 +96,62 @@ inline const void* DataOf(const Tensor& t) {
 inline const void* DataOf(const paddle::optional<Tensor>& t) { return t ? DataOf(*t) : nullptr; }
 inline void* MutableDataOf(Tensor& t) { return t.defined() && t.numel() > 0 ? t.data() : nullptr; }
 
-// Runs body for a tensor's device. An exception of the standard library must not leave an operator:
-// Paddle would end the process.
-template <class Body>
-void RunOn(const Tensor& t, const char* op, const Body& body) {
-  if (!t.is_cpu()) {
-    PADDLE_THROW(errors::Unimplemented(
-        "%s: this build of paddle_fused has CPU kernels only, but the input is on another device; "
-        "build it against a CUDA Paddle with nvcc present.",
-        op));
+// Memory that only a launch needs, on the device of `like`; null for no bytes.
+class Workspace {
+ public:
+  Workspace(const Tensor& like, size_t bytes) {
+    if (bytes > 0) {
+      memory_ = paddle::empty({static_cast<int64_t>(bytes)}, paddle::DataType::UINT8, like.place());
+    }
   }
+  void* data() { return MutableDataOf(memory_); }
+
+ private:
+  Tensor memory_;
+};
+
+#ifdef PADDLE_FUSED_WITH_CUDA
+// Makes a device current for a scope.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device) {
+    if (cudaGetDevice(&previous_) == cudaSuccess && previous_ != device) {
+      changed_ = cudaSetDevice(device) == cudaSuccess;
+    }
+  }
+  ~DeviceGuard() {
+    if (changed_) (void)cudaSetDevice(previous_);
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int previous_ = 0;
+  bool changed_ = false;
+};
+#endif
+
+// Runs cpu() or cuda(stream), by a tensor's device. An exception of the standard library must not
+// leave an operator: Paddle would end the process.
+template <class Cpu, class Cuda>
+void RunOn(const Tensor& t, const char* op, const Cpu& cpu, const Cuda& cuda) {
   try {
-    body();
+    if (t.is_cpu()) return cpu();
+#ifdef PADDLE_FUSED_WITH_CUDA
+    if (t.is_gpu()) {
+      const DeviceGuard guard(t.place().GetDeviceId());
+      return cuda(static_cast<void*>(t.stream()));
+    }
+#endif
   } catch (const std::exception& e) {
     PADDLE_THROW(errors::Fatal("%s: %s", op, e.what()));
   }
+  (void)cuda;
+  PADDLE_THROW(
+      errors::Unimplemented("%s: this build of paddle_fused has no kernels for the device of the "
+                            "input; for a CUDA device "
+                            "build it against a CUDA Paddle with nvcc present.",
+                            op));
 }
 
 }  // namespace paddle_fused

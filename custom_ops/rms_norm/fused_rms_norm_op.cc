@@ -123,7 +123,8 @@ std::vector<Tensor> RmsNormInt8(const Tensor& x, const Tensor& weight,
   if (x.numel() == 0) return results;
   p.y = MutableDataOf(results[0]);
   p.residual_out = MutableDataOf(results[1]);
-  RunOn(x, kInt8, [&] { LaunchRmsNormCpu(p); });
+  RunOn(
+      x, kInt8, [&] { LaunchRmsNormCpu(p); }, [&](void* stream) { LaunchRmsNormCuda(p, stream); });
   return results;
 }
 
@@ -165,7 +166,7 @@ std::vector<Tensor> Ext(const Tensor& x, const Tensor& scale, const FloatParts& 
   results.push_back(EmptyOn(x, inv_shape, DataType::FLOAT32));
   p.y = MutableDataOf(results[0]);
   p.inv_rms = results[1].data<float>();
-  RunOn(x, kExt, [&] { LaunchRmsNormCpu(p); });
+  RunOn(x, kExt, [&] { LaunchRmsNormCpu(p); }, [&](void* stream) { LaunchRmsNormCuda(p, stream); });
   return results;
 }
 

@@ -81,4 +81,25 @@ void LaunchRmsNormCpu(const RmsNormParams& params);
 void LaunchRmsNormBackwardCpu(const RmsNormBackwardParams& params);
 void LaunchRmsNormDoubleBackwardCpu(const RmsNormDoubleBackwardParams& params);
 
+// On the current device; `stream` is a cudaStream_t. std::runtime_error for a failed launch. The
+// caller allocates the workspace, 16-byte aligned device memory of the size asked for (0: none).
+// `tuning` is for benchmarks: null takes the shape that was measured best.
+struct RmsNormTuning {
+  int threads;  // of a row in one block, whole warps
+  int rows;     // of a block
+  int vectors;  // 16-byte vectors of a thread
+  // Backward only:
+  int stages;   // rows that are being loaded or worked on
+  int blocks;   // of a multiprocessor
+  int cluster;  // blocks that share a row
+};
+void LaunchRmsNormCuda(const RmsNormParams& params, void* stream,
+                       const RmsNormTuning* tuning = nullptr);
+size_t RmsNormBackwardWorkspaceCuda(const RmsNormBackwardParams& params);
+void LaunchRmsNormBackwardCuda(const RmsNormBackwardParams& params, void* workspace, void* stream,
+                               const RmsNormTuning* tuning = nullptr);
+size_t RmsNormDoubleBackwardWorkspaceCuda(const RmsNormDoubleBackwardParams& params);
+void LaunchRmsNormDoubleBackwardCuda(const RmsNormDoubleBackwardParams& params, void* workspace,
+                                     void* stream);
+
 }  // namespace paddle_fused

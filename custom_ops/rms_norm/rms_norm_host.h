@@ -79,7 +79,8 @@ inline std::vector<Tensor> RunRmsNorm(const RmsNormInputs& in, const FloatParts&
   if (in.x.numel() == 0) return results;
   p.y = MutableDataOf(results[0]);
   if (HasSum(in)) p.residual_out = MutableDataOf(results[1]);
-  RunOn(in.x, op, [&] { LaunchRmsNormCpu(p); });
+  RunOn(
+      in.x, op, [&] { LaunchRmsNormCpu(p); }, [&](void* stream) { LaunchRmsNormCuda(p, stream); });
   return results;
 }
 
@@ -142,7 +143,12 @@ inline RmsNormGrads RunRmsNormGrad(const RmsNormGradInputs& in, const FloatParts
   if (in.weight_grad) p.weight_grad = MutableDataOf(grads.weight);
   p.norm_bias_grad = MutableDataOf(grads.norm_bias);
   p.bias_grad = MutableDataOf(grads.bias);
-  RunOn(x, op, [&] { LaunchRmsNormBackwardCpu(p); });
+  RunOn(
+      x, op, [&] { LaunchRmsNormBackwardCpu(p); },
+      [&](void* stream) {
+        Workspace workspace(x, RmsNormBackwardWorkspaceCuda(p));
+        LaunchRmsNormBackwardCuda(p, workspace.data(), stream);
+      });
   return grads;
 }
 
@@ -191,7 +197,12 @@ inline RmsNormSecondGrads RunRmsNormSecond(const RmsNormSecondInputs& in, const 
   p.weight_out = MutableDataOf(out.weight);
   p.y_grad_grad = MutableDataOf(out.out_grad);
   p.sum_grad_grad = MutableDataOf(out.sum);
-  RunOn(x, op, [&] { LaunchRmsNormDoubleBackwardCpu(p); });
+  RunOn(
+      x, op, [&] { LaunchRmsNormDoubleBackwardCpu(p); },
+      [&](void* stream) {
+        Workspace workspace(x, RmsNormDoubleBackwardWorkspaceCuda(p));
+        LaunchRmsNormDoubleBackwardCuda(p, workspace.data(), stream);
+      });
   return out;
 }
 

@@ -1,6 +1,6 @@
 // The RMSNorm formulas, once for every target. `V` is a vector of the accumulate type on the CPU
 // and a scalar on a GPU; A is the accumulate type. Included inside each target's namespace after
-// PADDLE_FUSED_INLINE exists there; hence no include guard.
+// PADDLE_FUSED_INLINE and NegMulAdd exist there; hence no include guard.
 //
 // With h the width, w = offset + weight, r = 1 / sqrt(mean(x^2) + epsilon), z = x r, m = dy w:
 //   y  = z w + norm_bias
@@ -8,7 +8,7 @@
 
 template <class V, class A>
 PADDLE_FUSED_INLINE V RmsNormInputGrad(V m, V z, A r, A mean_mz) {
-  return r * (m - z * mean_mz);
+  return r * NegMulAdd(z, mean_mz, m);
 }
 
 // Means over one row that the second-order gradients need, with v = ddx and u = ddw.

@@ -57,4 +57,14 @@ bool CheckPositionIdsCpu(const void* ids, bool int32, int64_t count, int64_t tab
 void LaunchRopeCpu(const RopeParams& params);
 void LaunchRopeTableCpu(const RopeTableParams& params);
 
+// On the current device; `stream` is a cudaStream_t. std::runtime_error for a failed launch. A
+// token whose position id is out of range becomes NaN. `tuning` is for benchmarks: null takes the
+// shape that was measured best.
+struct RopeTuning {
+  int threads;  // of a block
+  int heads;    // that a thread rotates with one read of the tables: 1, 2 or 4
+};
+void LaunchRopeCuda(const RopeParams& params, void* stream, const RopeTuning* tuning = nullptr);
+void LaunchRopeTableCuda(const RopeTableParams& params, void* stream);
+
 }  // namespace paddle_fused

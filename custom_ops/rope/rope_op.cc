@@ -1,5 +1,8 @@
 // The RoPE operators: one, two or three tensors rotated in one launch (an operator cannot have
 // outputs that are sometimes absent), and the tables of cosines and sines.
+#include <cstdlib>
+#include <cstring>
+
 #include "custom_ops/paddle/tensor.h"
 #include "custom_ops/rope/rope.h"
 
@@ -103,6 +106,30 @@ Tensor ZerosBeside(const Tensor& like, const RopeAttrs& attrs, size_t index) {
   return paddle::full(shape, 0, like.dtype(), like.place());
 }
 
+// Out of range on the CPU: an error. On a GPU that would take a synchronisation, so the kernel
+// writes NaN instead; PADDLE_FUSED_CHECK_IDS=1 checks there too, for debugging.
+void CheckIds(const OptionalTensor& ids, const RopeParams& p, const std::string& caller) {
+  if (p.position_ids == nullptr) return;
+  const void* data = p.position_ids;
+  Tensor on_host;
+  if (!ids->is_cpu()) {
+    static const bool wanted = [] {
+      const char* text = std::getenv("PADDLE_FUSED_CHECK_IDS");
+      return text != nullptr && std::strcmp(text, "0") != 0;
+    }();
+    if (!wanted) return;
+    on_host = ids->copy_to(paddle::CPUPlace(), true);
+    data = on_host.data();
+  }
+  int64_t bad = 0;
+  if (!CheckPositionIdsCpu(data, p.position_ids_int32, p.batch * p.seq, p.table_rows, &bad)) {
+    PADDLE_THROW(
+        errors::InvalidArgument("%s(): position_ids: expected values in [0, %d), the rows of the "
+                                "sin and cos tables, got %d",
+                                caller, p.table_rows, bad));
+  }
+}
+
 std::vector<Tensor> RunRope(const std::vector<const Tensor*>& inputs, const Tensor& sin,
                             const Tensor& cos, const OptionalTensor& ids, const RopeAttrs& attrs,
                             bool adjoint) {
@@ -138,16 +165,8 @@ std::vector<Tensor> RunRope(const std::vector<const Tensor*>& inputs, const Tens
     if (in.numel() > 0) p.tensors[p.tensor_count++] = Describe(in, results.back(), attrs);
   }
   if (p.tensor_count == 0) return results;
-  int64_t bad = 0;
-  if (p.position_ids != nullptr && first->is_cpu() &&
-      !CheckPositionIdsCpu(p.position_ids, p.position_ids_int32, p.batch * p.seq, p.table_rows,
-                           &bad)) {
-    PADDLE_THROW(
-        errors::InvalidArgument("%s(): position_ids: expected values in [0, %d), the rows of the "
-                                "sin and cos tables, got %d",
-                                attrs.caller, p.table_rows, bad));
-  }
-  RunOn(*first, kRope, [&] { LaunchRopeCpu(p); });
+  CheckIds(ids, p, attrs.caller);
+  RunOn(*first, kRope, [&] { LaunchRopeCpu(p); }, [&](void* stream) { LaunchRopeCuda(p, stream); });
   return results;
 }
 
@@ -233,7 +252,9 @@ std::vector<Tensor> RopeTable(const Tensor& x, const OptionalTensor& ids, int se
   SetIds(ids, p.rows, &p.position_ids, &p.position_ids_int32);
   p.cos = results[0].data<float>();
   p.sin = results[1].data<float>();
-  RunOn(x, kTable, [&] { LaunchRopeTableCpu(p); });
+  RunOn(
+      x, kTable, [&] { LaunchRopeTableCpu(p); },
+      [&](void* stream) { LaunchRopeTableCuda(p, stream); });
   return results;
 }
 

@@ -53,4 +53,17 @@ void LaunchSwigluCpu(const SwigluParams& params);
 void LaunchSwigluBackwardCpu(const SwigluBackwardParams& params);
 void LaunchSwigluDoubleBackwardCpu(const SwigluDoubleBackwardParams& params);
 
+// On the current device; `stream` is a cudaStream_t. std::runtime_error for a failed launch.
+// `tuning` is for benchmarks: null takes the shape that was measured best.
+struct SwigluTuning {
+  int threads;  // of a row, whole warps
+  int rows;     // of a block
+  int vectors;  // forward: 16-byte vectors of a thread
+};
+void LaunchSwigluCuda(const SwigluParams& params, void* stream,
+                      const SwigluTuning* tuning = nullptr);
+void LaunchSwigluBackwardCuda(const SwigluBackwardParams& params, void* stream,
+                              const SwigluTuning* tuning = nullptr);
+void LaunchSwigluDoubleBackwardCuda(const SwigluDoubleBackwardParams& params, void* stream);
+
 }  // namespace paddle_fused

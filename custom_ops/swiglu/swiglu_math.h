@@ -1,6 +1,6 @@
 // The SwiGLU formulas, once for every target. `V` is a vector of the accumulate type on the CPU and
 // a scalar on a GPU. Included inside each target's namespace, after PADDLE_FUSED_INLINE and
-// ExpNonPositive, Abs and Select exist there; hence no include guard.
+// ExpNonPositive, ReciprocalOneToTwo, Abs and Select exist there; hence no include guard.
 //
 // With a = gate, b = up, s = sigmoid(a), f = silu(a) = a s, and t = 1 - s computed without
 // cancellation:  f' = s (1 + a t) = s + f t,  f'' = s t (2 + a (t - s)).
@@ -10,17 +10,22 @@ struct Sigmoid {
   V s, t, silu;
 };
 
-// exp is only taken of a non-positive argument, so nothing overflows and both s and 1 - s keep
-// their relative accuracy at either end.
+// From e = exp(-|a|) and q = 1 / (1 + e): s and 1 - s keep their relative accuracy at either end.
+template <class V>
+PADDLE_FUSED_INLINE Sigmoid<V> SigmoidFrom(V a, V e, V q) {
+  const V eq = e * q;
+  const V s = Select(a < 0, eq, q);
+  return {s, Select(a < 0, q, eq), a * s};
+}
+
+// exp is only taken of a non-positive argument, so nothing overflows.
 template <class V>
 PADDLE_FUSED_INLINE Sigmoid<V> SigmoidOf(V a) {
   const V e = ExpNonPositive(-Abs(a));
   const V d = 1 + e;
-  const V q = 1 / d;
-  const V eq = e * q;
-  // A division of its own: one rounding less than a * s.
-  const V silu = Select(a < 0, a * e, a) / d;
-  return {Select(a < 0, eq, q), Select(a < 0, q, eq), silu};
+  Sigmoid<V> sig = SigmoidFrom(a, e, ReciprocalOneToTwo(d));
+  sig.silu = Select(a < 0, a * e, a) / d;  // a division of its own: one rounding less than a s
+  return sig;
 }
 
 template <class V>

@@ -49,7 +49,7 @@ std::vector<Tensor> RunSwiglu(const Tensor& x, const Tensor* probs, const char* 
   p.up = packed.Up(p.gate, p.dtype);
   p.probs = probs == nullptr ? nullptr : probs->data<float>();
   p.out = MutableDataOf(out);
-  RunOn(x, op, [&] { LaunchSwigluCpu(p); });
+  RunOn(x, op, [&] { LaunchSwigluCpu(p); }, [&](void* stream) { LaunchSwigluCuda(p, stream); });
   return {out};
 }
 
@@ -81,7 +81,9 @@ std::vector<Tensor> RunSwigluBackward(const Tensor& x, const Tensor& out_grad, c
   p.up_grad = packed.Up(p.gate_grad, p.dtype);
   if (probs != nullptr) p.probs_grad = results[1].data<float>();
   if (with_out) p.out = MutableDataOf(results.back());
-  RunOn(x, op, [&] { LaunchSwigluBackwardCpu(p); });
+  RunOn(
+      x, op, [&] { LaunchSwigluBackwardCpu(p); },
+      [&](void* stream) { LaunchSwigluBackwardCuda(p, stream); });
   return results;
 }
 
@@ -113,7 +115,9 @@ std::vector<Tensor> SwigluDoubleGrad(const Tensor& x, const Tensor& out_grad,
   p.gate_out = MutableDataOf(results[0]);
   p.up_out = packed.Up(p.gate_out, p.dtype);
   p.out_grad_grad = MutableDataOf(results[1]);
-  RunOn(x, kSwiglu, [&] { LaunchSwigluDoubleBackwardCpu(p); });
+  RunOn(
+      x, kSwiglu, [&] { LaunchSwigluDoubleBackwardCpu(p); },
+      [&](void* stream) { LaunchSwigluDoubleBackwardCuda(p, stream); });
   return results;
 }
 
@@ -156,7 +160,9 @@ std::vector<Tensor> SwigluPair(const Tensor& x, const Tensor& y) {
   p.gate = DataOf(x);
   p.up = DataOf(y);
   p.out = MutableDataOf(out);
-  RunOn(x, kSwigluPair, [&] { LaunchSwigluCpu(p); });
+  RunOn(
+      x, kSwigluPair, [&] { LaunchSwigluCpu(p); },
+      [&](void* stream) { LaunchSwigluCuda(p, stream); });
   return {out};
 }
 
@@ -170,7 +176,9 @@ std::vector<Tensor> SwigluPairGrad(const Tensor& x, const Tensor& y, const Tenso
   p.out_grad = DataOf(out_grad);
   p.gate_grad = MutableDataOf(results[0]);
   p.up_grad = MutableDataOf(results[1]);
-  RunOn(x, kSwigluPair, [&] { LaunchSwigluBackwardCpu(p); });
+  RunOn(
+      x, kSwigluPair, [&] { LaunchSwigluBackwardCpu(p); },
+      [&](void* stream) { LaunchSwigluBackwardCuda(p, stream); });
   return results;
 }
 
@@ -188,7 +196,9 @@ std::vector<Tensor> SwigluPairDoubleGrad(const Tensor& x, const Tensor& y, const
   p.gate_out = MutableDataOf(results[0]);
   p.up_out = MutableDataOf(results[1]);
   p.out_grad_grad = MutableDataOf(results[2]);
-  RunOn(x, kSwigluPair, [&] { LaunchSwigluDoubleBackwardCpu(p); });
+  RunOn(
+      x, kSwigluPair, [&] { LaunchSwigluDoubleBackwardCpu(p); },
+      [&](void* stream) { LaunchSwigluDoubleBackwardCuda(p, stream); });
   return results;
 }
 
