@@ -88,7 +88,7 @@ def check_devices(function: str, **tensors) -> None:
     given = [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
     first_name, first = given[0]
     for name, tensor in given[1:]:
-        if tensor.place != first.place:
+        if str(tensor.place) != str(first.place):
             raise wrong_value(
                 function, name, f"{first_name}'s device {first.place}", f"{tensor.place}"
             )

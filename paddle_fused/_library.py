@@ -79,7 +79,10 @@ def load() -> None:
         raise ImportError(
             f"paddle_fused: {_LIBRARY} does not load: {error}. Rebuild it: {REBUILD}"
         ) from error
-    OpProtoHolder.instance().update_op_proto(new)
+    try:
+        OpProtoHolder.instance().update_op_proto(new)
+    except TypeError:  # Paddle 2.x updates all of them
+        OpProtoHolder.instance().update_op_proto()
     _loaded = True
     from paddle_fused import _runtime
 
