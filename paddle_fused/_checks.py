@@ -32,8 +32,14 @@ def _name(dtype) -> str:
 
 
 def _names(dtypes) -> str:
-    names = [_name(dtype) for dtype in dtypes]
+    names = list(dict.fromkeys(_name(dtype) for dtype in dtypes))
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _kind(value) -> str:
+    """The type's name, with its module unless it is built in: bool is not numpy.bool."""
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
 def wrong_type(function: str, argument: str, expected: str, got: str) -> TypeError:
@@ -52,6 +58,8 @@ def check_tensor(function: str, argument: str, value, dtypes=FLOAT_DTYPES) -> No
         raise wrong_type(function, argument, "a paddle.Tensor", type(value).__name__)
     if value.dtype not in dtypes:
         raise wrong_type(function, argument, f"dtype {_names(dtypes)}", _name(value.dtype))
+    if isinstance(value, paddle.Tensor) and not value.is_dense():
+        raise wrong_type(function, argument, "a dense tensor", "a sparse one")
 
 
 def shape_of(value) -> list[int]:
@@ -95,9 +103,9 @@ def check_devices(function: str, **tensors) -> None:
 
 
 def check_epsilon(function: str, value) -> float:
-    """A finite number of at least 0 that float32 can hold."""
+    """A finite number of at least 0."""
     value = check_real(function, "epsilon", value)
-    if not 0.0 <= value <= 3.4e38:
+    if not 0.0 <= value < math.inf:
         raise wrong_value(function, "epsilon", "a finite number of at least 0", value)
     return value
 
@@ -105,14 +113,17 @@ def check_epsilon(function: str, value) -> float:
 def check_real(function: str, argument: str, value) -> float:
     """A real number, bool excepted."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise wrong_type(function, argument, "a number", type(value).__name__)
-    return float(value)
+        raise wrong_type(function, argument, "a number", _kind(value))
+    try:
+        return float(value)
+    except OverflowError:
+        raise wrong_value(function, argument, "a finite number", "an int beyond them") from None
 
 
 def check_finite(function: str, argument: str, value) -> float:
-    """A finite real number that float32 can hold."""
+    """A finite real number."""
     value = check_real(function, argument, value)
-    if not math.isfinite(value) or abs(value) > 3.4e38:
+    if not math.isfinite(value):
         raise wrong_value(function, argument, "a finite number", value)
     return value
 
@@ -120,12 +131,12 @@ def check_finite(function: str, argument: str, value) -> float:
 def check_int(function: str, argument: str, value) -> int:
     """An integer, bool excepted."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise wrong_type(function, argument, "an int", type(value).__name__)
+        raise wrong_type(function, argument, "an int", _kind(value))
     return int(value)
 
 
 def check_bool(function: str, argument: str, value) -> bool:
     """A bool."""
     if not isinstance(value, bool):
-        raise wrong_type(function, argument, "a bool", type(value).__name__)
+        raise wrong_type(function, argument, "a bool", _kind(value))
     return value

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 
+import numpy as np
 import paddle
 from paddle import _C_ops
 
@@ -33,6 +35,9 @@ def run(name: str, *arguments):
     Returns:
         The output, or a list of the outputs.
     """
+    if paddle.in_dynamic_mode() and not paddle.is_grad_enabled():
+        # Paddle records a custom operator whatever no_grad says, if it sees inputs that train.
+        arguments = [_detached(argument) for argument in arguments]
     try:
         out = _run("paddle_fused_" + name, *arguments)
     except ValueError as error:
@@ -43,18 +48,27 @@ def run(name: str, *arguments):
     return out[0] if isinstance(out, (list, tuple)) and len(out) == 1 else out
 
 
+def _detached(argument):
+    if isinstance(argument, paddle.Tensor):
+        return argument.detach()
+    if isinstance(argument, list) and argument and isinstance(argument[0], paddle.Tensor):
+        return [tensor.detach() for tensor in argument]
+    return argument
+
+
 @functools.lru_cache(maxsize=256)
 def double_parts(value: float) -> list[float]:
-    """A double as two floats whose sum it is, for attributes that only hold floats.
+    """A finite double as floats [a, b, c, e] with value = (a + b + c) * 2**e.
 
-    The list is shared: do not change it.
+    For attributes, which only hold floats in every Paddle version; FromParts in
+    custom_ops/paddle/tensor.h is the way back. The list is shared: do not change it.
     """
-    import numpy as np
-
-    high = float(np.float32(value))
-    if high == value or abs(high) == float("inf"):
-        return [high, 0.0]
-    return [high, float(np.float32(value - high))]
+    rest, exponent = math.frexp(value)
+    parts = []
+    for _ in range(3):
+        parts.append(float(np.float32(rest)))
+        rest -= parts[-1]
+    return [*parts, float(exponent)]
 
 
 def is_dygraph() -> bool:

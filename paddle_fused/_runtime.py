@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import warnings
 
 from paddle_fused import _library
+
+CPU_TARGETS = ("portable", "avx2", "avx512")
+MAX_THREADS = 4096
 
 _library_handle = None
 
@@ -33,13 +37,34 @@ def _variable_at_start(name: str) -> str | None:
     return None
 
 
+def _check_environment() -> bool:
+    """Warns of values that nobody can have meant; True when a thread count is set."""
+    target = os.environ.get("PADDLE_FUSED_CPU_TARGET")
+    if target and target not in CPU_TARGETS:
+        warnings.warn(
+            f"PADDLE_FUSED_CPU_TARGET: expected one of {CPU_TARGETS}, got {target!r}: ignored",
+            stacklevel=2,
+        )
+    threads = os.environ.get("PADDLE_FUSED_NUM_THREADS")
+    if not threads:
+        return False
+    if threads.isdecimal() and 1 <= int(threads) <= MAX_THREADS:
+        return True
+    warnings.warn(
+        f"PADDLE_FUSED_NUM_THREADS: expected a number of 1 to {MAX_THREADS}, got {threads!r}: "
+        "ignored",
+        stacklevel=2,
+    )
+    return False
+
+
 def set_default_threads() -> None:
     """Keeps a thread count that somebody asked for; else uses every core.
 
     Importing Paddle sets OMP_NUM_THREADS to 1 in the environment unless it is set, so a 1 found now
     may be nobody's wish: it counts only when the process was started with it.
     """
-    if os.environ.get("PADDLE_FUSED_NUM_THREADS"):
+    if _check_environment():
         return
     if os.environ.get("OMP_NUM_THREADS") == "1" and not _variable_at_start("OMP_NUM_THREADS"):
         set_num_threads(len(os.sched_getaffinity(0)))
@@ -71,7 +96,7 @@ def set_num_threads(count: int) -> None:
         raise TypeError(f"set_num_threads(): count: expected an int, got {type(count).__name__}")
     if count < 1:
         raise ValueError(f"set_num_threads(): count: expected at least 1, got {count}")
-    _handle().paddle_fused_set_num_threads(min(count, 4096))
+    _handle().paddle_fused_set_num_threads(min(count, MAX_THREADS))
 
 
 def get_num_threads() -> int:

@@ -1,6 +1,7 @@
 // What every operator's host code shares: the only helpers that see paddle::Tensor.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <exception>
 #include <string>
@@ -60,11 +61,13 @@ inline DType DTypeOf(const Tensor& t, const char* op) {
   }
 }
 
-// A double attribute as two floats: attributes of type double do not work in every Paddle version.
+// A double attribute as floats [a, b, c, e], (a + b + c) * 2^e: attributes of type double do not
+// work in every Paddle version. Empty: 0.
 inline double FromParts(const std::vector<float>& parts) {
+  if (parts.size() < 2) return parts.empty() ? 0.0 : parts[0];
   double value = 0;
-  for (float part : parts) value += static_cast<double>(part);
-  return value;
+  for (size_t i = 0; i + 1 < parts.size(); ++i) value += static_cast<double>(parts[i]);
+  return std::ldexp(value, static_cast<int>(parts.back()));
 }
 
 // A view of the sizes of a tensor as [rows, cols], normalising from `axis` on.
@@ -88,6 +91,21 @@ inline Tensor EmptyOn(const Tensor& like, const Shape& shape, paddle::DataType d
   return t;
 }
 inline Tensor EmptyLike(const Tensor& t) { return EmptyOn(t, t.shape(), t.dtype()); }
+
+// A gradient that the autograd engine brings: a hook or a hand-written layer may have changed it.
+inline void CheckGrad(const Tensor& grad, const Shape& shape, paddle::DataType dtype,
+                      const char* op) {
+  PADDLE_FUSED_CHECK(
+      grad.is_dense_tensor() && grad.dtype() == dtype && grad.shape() == shape,
+      "%s: the gradient that came for an output has not the output's dtype and shape.", op);
+}
+// Zeros for an undefined one: nobody differentiated through that output.
+inline Tensor UpstreamOrZeros(const Tensor& grad, const Shape& shape, paddle::DataType dtype,
+                              const Tensor& like, const char* op) {
+  if (!grad.defined()) return paddle::full(shape, 0, dtype, like.place());
+  CheckGrad(grad, shape, dtype, op);
+  return grad;
+}
 
 // Pointers are null for a tensor that is absent, undefined or empty.
 inline const void* DataOf(const Tensor& t) {

@@ -119,6 +119,11 @@ inline RmsNormGrads RunRmsNormGrad(const RmsNormGradInputs& in, const FloatParts
   p.mode = ModeOf(mode, op);
   p.x_dtype = DTypeOf(x, op);
   p.y_dtype = in.out_grad.defined() ? DTypeOf(in.out_grad, op) : p.x_dtype;
+  // y may have another dtype than x (fused_rms_norm_ext), never another shape.
+  if (in.out_grad.defined()) CheckGrad(in.out_grad, x.shape(), in.out_grad.dtype(), op);
+  if (in.residual_out_grad != nullptr && in.residual_out_grad->defined()) {
+    CheckGrad(*in.residual_out_grad, x.shape(), x.dtype(), op);
+  }
   RmsNormGrads grads;
   grads.x = EmptyLike(x);
   if (in.has_residual) grads.residual = EmptyLike(x);
@@ -171,6 +176,12 @@ inline RmsNormSecondGrads RunRmsNormSecond(const RmsNormSecondInputs& in, const 
                                            const FloatParts& offset, int mode, const char* op) {
   const Tensor& x = in.normalised;
   const bool runs = x.numel() > 0;
+  for (const Tensor* t : {&in.out_grad, in.x_grad_grad, in.residual_grad_grad}) {
+    if (t != nullptr && t->defined()) CheckGrad(*t, x.shape(), x.dtype(), op);
+  }
+  if (in.weight_grad_grad != nullptr && in.weight_grad_grad->defined()) {
+    CheckGrad(*in.weight_grad_grad, in.weight->shape(), in.weight->dtype(), op);
+  }
   RmsNormSecondGrads out;
   out.x = EmptyLike(x);
   out.out_grad = EmptyLike(x);

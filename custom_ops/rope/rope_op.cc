@@ -18,10 +18,10 @@ constexpr char kRope[] = "paddle_fused_rope";
 enum class Layout : int { kBatchSeqHeads = 0, kSeqBatchHeads = 1, kBatchHeadsSeq = 2 };
 
 struct RopeAttrs {
-  RopeAttrs(int pairing, int layout, const std::vector<int>& heads, const std::string& caller)
+  RopeAttrs(int pairing, int layout, const std::vector<int>& shapes, const std::string& caller)
       : pairing(static_cast<RopePairing>(pairing)),
         layout(static_cast<Layout>(layout)),
-        heads(heads),
+        shapes(shapes),
         caller(caller) {
     PADDLE_FUSED_CHECK(pairing >= 0 && pairing <= 2 && layout >= 0 && layout <= 2,
                        "%s: unknown pairing %d or layout %d.", kRope, pairing, layout);
@@ -34,8 +34,10 @@ struct RopeAttrs {
 
   RopePairing pairing;
   Layout layout;
-  const std::vector<int>& heads;  // of each tensor, for gradients that come undefined
-  const std::string& caller;      // the function that an error should name
+  // Shapes of all tensors as they came, one after the other, -1 for an unknown size: what a
+  // gradient has to look like.
+  const std::vector<int>& shapes;
+  const std::string& caller;  // the function that an error should name
 };
 
 // [rows, dim], [batch, rows, dim] or [batch, rows, 1, dim].
@@ -101,9 +103,22 @@ RopeTensor Describe(const Tensor& in, Tensor& out, const RopeAttrs& attrs) {
 // An undefined input (a gradient that nobody asked through) gives zeros of the shape it would have.
 Tensor ZerosBeside(const Tensor& like, const RopeAttrs& attrs, size_t index) {
   Shape shape = like.shape();
-  PADDLE_FUSED_CHECK(index < attrs.heads.size(), "%s: no head count for tensor %d.", kRope, index);
-  shape[attrs.HeadAxis()] = attrs.heads[index];
+  PADDLE_FUSED_CHECK(attrs.shapes.size() >= 4 * (index + 1), "%s: no shape for tensor %d.", kRope,
+                     index);
+  shape[attrs.HeadAxis()] = attrs.shapes[4 * index + attrs.HeadAxis()];
   return paddle::full(shape, 0, like.dtype(), like.place());
+}
+
+// A gradient has the shape that was recorded for its tensor.
+void CheckRecordedShape(const Tensor& t, const RopeAttrs& attrs, size_t index) {
+  const Shape shape = t.shape();
+  bool fits = t.is_dense_tensor() && shape.size() == 4;
+  for (size_t i = 0; fits && i < 4 && attrs.shapes.size() >= 4 * (index + 1); ++i) {
+    const int expected = attrs.shapes[4 * index + i];
+    fits = expected < 0 || shape[i] == expected;
+  }
+  PADDLE_FUSED_CHECK(fits, "%s(): a gradient that came has not the shape of the output.",
+                     attrs.caller);
 }
 
 // Out of range on the CPU: an error. On a GPU that would take a synchronisation, so the kernel
@@ -137,9 +152,12 @@ std::vector<Tensor> RunRope(const std::vector<const Tensor*>& inputs, const Tens
   for (const Tensor* t : inputs) {
     if (first == nullptr && t->defined()) first = t;
   }
-  PADDLE_FUSED_CHECK(first != nullptr && first->shape().size() == 4,
-                     "%s: expected tensors of rank 4.", kRope);
+  PADDLE_FUSED_CHECK(first != nullptr, "%s(): no gradient came for any output.", attrs.caller);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (adjoint && inputs[i]->defined()) CheckRecordedShape(*inputs[i], attrs, i);
+  }
   const Shape shape = first->shape();
+  PADDLE_FUSED_CHECK(shape.size() == 4, "%s: expected tensors of rank 4.", kRope);
   RopeParams p{};
   p.dtype = DTypeOf(*first, kRope);
   p.pairing = attrs.pairing;
@@ -170,27 +188,27 @@ std::vector<Tensor> RunRope(const std::vector<const Tensor*>& inputs, const Tens
   return results;
 }
 
-using Heads = std::vector<int>;
+using Sizes = std::vector<int>;
 
 // The same kernel is forward (of the tensors, and of the second-order directions) and adjoint (of
 // the gradients).
 template <bool kAdjoint>
 std::vector<Tensor> Rope1(const Tensor& q, const Tensor& sin, const Tensor& cos,
-                          const OptionalTensor& ids, int pairing, int layout, const Heads& heads,
+                          const OptionalTensor& ids, int pairing, int layout, const Sizes& shapes,
                           const std::string& caller) {
-  return RunRope({&q}, sin, cos, ids, {pairing, layout, heads, caller}, kAdjoint);
+  return RunRope({&q}, sin, cos, ids, {pairing, layout, shapes, caller}, kAdjoint);
 }
 template <bool kAdjoint>
 std::vector<Tensor> Rope2(const Tensor& q, const Tensor& k, const Tensor& sin, const Tensor& cos,
-                          const OptionalTensor& ids, int pairing, int layout, const Heads& heads,
+                          const OptionalTensor& ids, int pairing, int layout, const Sizes& shapes,
                           const std::string& caller) {
-  return RunRope({&q, &k}, sin, cos, ids, {pairing, layout, heads, caller}, kAdjoint);
+  return RunRope({&q, &k}, sin, cos, ids, {pairing, layout, shapes, caller}, kAdjoint);
 }
 template <bool kAdjoint>
 std::vector<Tensor> Rope3(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& sin,
                           const Tensor& cos, const OptionalTensor& ids, int pairing, int layout,
-                          const Heads& heads, const std::string& caller) {
-  return RunRope({&q, &k, &v}, sin, cos, ids, {pairing, layout, heads, caller}, kAdjoint);
+                          const Sizes& shapes, const std::string& caller) {
+  return RunRope({&q, &k, &v}, sin, cos, ids, {pairing, layout, shapes, caller}, kAdjoint);
 }
 
 using OptionalShape = paddle::optional<Shape>;
@@ -265,7 +283,7 @@ using paddle::Grad;
 using paddle::Optional;
 namespace pf = paddle_fused;
 
-#define ROPE_ATTRS "pairing: int", "layout: int", "heads: std::vector<int>", "caller: std::string"
+#define ROPE_ATTRS "pairing: int", "layout: int", "shapes: std::vector<int>", "caller: std::string"
 
 PD_BUILD_OP(paddle_fused_rope)
     .Inputs({"Q", "Sin", "Cos", Optional("PositionIds")})

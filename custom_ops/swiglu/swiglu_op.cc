@@ -54,7 +54,7 @@ std::vector<Tensor> RunSwiglu(const Tensor& x, const Tensor* probs, const char* 
 }
 
 // {x_grad} or, weighted, {x_grad, probs_grad, out}.
-std::vector<Tensor> RunSwigluBackward(const Tensor& x, const Tensor& out_grad, const Tensor* probs,
+std::vector<Tensor> RunSwigluBackward(const Tensor& x, const Tensor& upstream, const Tensor* probs,
                                       bool with_out, const char* op) {
   const Packed packed(x, op);
   SwigluBackwardParams p{};
@@ -62,8 +62,7 @@ std::vector<Tensor> RunSwigluBackward(const Tensor& x, const Tensor& out_grad, c
   p.rows = RowsColsOf(x).rows;
   p.cols = packed.width / 2;
   p.in_stride = packed.width;
-  PADDLE_FUSED_CHECK(out_grad.dtype() == x.dtype() && out_grad.shape() == HalveLast(x.shape()),
-                     "%s: the output's gradient must have the output's dtype and shape.", op);
+  const Tensor out_grad = UpstreamOrZeros(upstream, HalveLast(x.shape()), x.dtype(), x, op);
   std::vector<Tensor> results{EmptyLike(x)};
   if (probs != nullptr) {
     CheckProbs(*probs, p.rows, op);
@@ -100,6 +99,8 @@ std::vector<Tensor> SwigluGrad(const Tensor& x, const Tensor& out_grad) {
 std::vector<Tensor> SwigluDoubleGrad(const Tensor& x, const Tensor& out_grad,
                                      const Tensor& x_grad_grad) {
   const Packed packed(x, kSwiglu);
+  CheckGrad(out_grad, HalveLast(x.shape()), x.dtype(), kSwiglu);
+  CheckGrad(x_grad_grad, x.shape(), x.dtype(), kSwiglu);
   std::vector<Tensor> results{EmptyLike(x), EmptyLike(out_grad)};
   if (x.numel() == 0) return results;
   SwigluDoubleBackwardParams p{};
@@ -166,8 +167,9 @@ std::vector<Tensor> SwigluPair(const Tensor& x, const Tensor& y) {
   return {out};
 }
 
-std::vector<Tensor> SwigluPairGrad(const Tensor& x, const Tensor& y, const Tensor& out_grad) {
+std::vector<Tensor> SwigluPairGrad(const Tensor& x, const Tensor& y, const Tensor& upstream) {
   CheckPair(x, y);
+  const Tensor out_grad = UpstreamOrZeros(upstream, x.shape(), x.dtype(), x, kSwigluPair);
   std::vector<Tensor> results{EmptyLike(x), EmptyLike(y)};
   if (x.numel() == 0) return results;
   SwigluBackwardParams p = PairParams<SwigluBackwardParams>(x);
@@ -185,7 +187,10 @@ std::vector<Tensor> SwigluPairGrad(const Tensor& x, const Tensor& y, const Tenso
 // Either second-order direction may be undefined: nobody differentiated that gradient.
 std::vector<Tensor> SwigluPairDoubleGrad(const Tensor& x, const Tensor& y, const Tensor& out_grad,
                                          const Tensor& x_grad_grad, const Tensor& y_grad_grad) {
-  std::vector<Tensor> results{EmptyLike(x), EmptyLike(y), EmptyLike(out_grad)};
+  for (const Tensor* t : {&out_grad, &x_grad_grad, &y_grad_grad}) {
+    if (t->defined()) CheckGrad(*t, x.shape(), x.dtype(), kSwigluPair);
+  }
+  std::vector<Tensor> results{EmptyLike(x), EmptyLike(y), EmptyLike(x)};
   if (x.numel() == 0) return results;
   SwigluDoubleBackwardParams p = PairParams<SwigluDoubleBackwardParams>(x);
   p.gate = DataOf(x);

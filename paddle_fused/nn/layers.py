@@ -5,9 +5,11 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
+from paddle_fused import _checks as checks
 from paddle_fused._ops import is_dygraph
 from paddle_fused.nn import functional as F
-from paddle_fused.nn.functional.rope import rotary_tables
+from paddle_fused.nn.functional.rms_norm import check_casting_mode
+from paddle_fused.nn.functional.rope import check_base, rotary_tables
 
 
 class RMSNorm(nn.Layer):
@@ -42,6 +44,12 @@ class RMSNorm(nn.Layer):
         name=None,
     ):
         super().__init__()
+        checks.check_int("RMSNorm", "hidden_size", hidden_size)
+        checks.check_epsilon("RMSNorm", epsilon)
+        checks.check_finite("RMSNorm", "offset", offset)
+        check_casting_mode("RMSNorm", casting_mode)
+        if weight_attr is False and offset not in (0.0, 1.0):
+            raise checks.wrong_value("RMSNorm", "offset", "0.0 or 1.0 without a weight", offset)
         self.hidden_size = hidden_size
         self.epsilon = epsilon
         self.offset = offset
@@ -145,15 +153,29 @@ class RotaryEmbedding(nn.Layer):
         name=None,
     ):
         super().__init__()
+        checks.check_int("RotaryEmbedding", "head_dim", head_dim)
+        length = checks.check_int(
+            "RotaryEmbedding", "max_position_embeddings", max_position_embeddings
+        )
+        if length < 0:
+            raise checks.wrong_value(
+                "RotaryEmbedding", "max_position_embeddings", "at least 0", length
+            )
+        if rotary_dim is not None:
+            checks.check_int("RotaryEmbedding", "rotary_dim", rotary_dim)
+        checks.check_bool("RotaryEmbedding", "interleaved", interleaved)
+        check_base("RotaryEmbedding", "base", base)
         self.head_dim = head_dim
         self.max_position_embeddings = max_position_embeddings
         self.base = base
         self.rotary_dim = head_dim if rotary_dim is None else rotary_dim
         self.interleaved = interleaved
         if self.rotary_dim % 2 or not 2 <= self.rotary_dim <= head_dim:
-            raise ValueError(
-                f"RotaryEmbedding(): rotary_dim: expected an even number of 2 to head_dim "
-                f"({head_dim}), got {self.rotary_dim}"
+            raise checks.wrong_value(
+                "RotaryEmbedding",
+                "rotary_dim",
+                f"an even number of 2 to head_dim ({head_dim})",
+                self.rotary_dim,
             )
         for table, value in zip(("cos", "sin"), self._make_tables()):
             self.register_buffer(table, value, persistable=False)

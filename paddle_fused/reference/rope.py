@@ -87,6 +87,14 @@ def _rows_of(table: paddle.Tensor, position_ids: paddle.Tensor) -> paddle.Tensor
     return paddle.gather_nd(_widen(table), position_ids.unsqueeze(-1))
 
 
+def _sequence_rows(table: paddle.Tensor, position_ids, length) -> paddle.Tensor:
+    """The rows `[B, S, R]` of tables `[B, S', R]`: position_ids `[B, S]`, or the first ones."""
+    if position_ids is None:
+        return table[:, :length]
+    index = position_ids.astype("int64").unsqueeze(-1).tile([1, 1, table.shape[-1]])
+    return paddle.take_along_axis(_widen(table), index, axis=1, broadcast=False)
+
+
 def _first_rows(table: paddle.Tensor, length) -> paddle.Tensor:
     """The first rows of a table that may be longer than the sequence."""
     rows = table.shape[0]
@@ -115,8 +123,12 @@ def _fused_tables(q, sin, cos, position_ids, pairs: bool, seq_axis: int, base: f
     for table in (cos, sin):
         table = _constant(table)
         if len(table.shape) == 4:
-            table = table.squeeze([0, 2])
-        if position_ids is None:
+            table = table.squeeze(2)
+        if len(table.shape) == 3 and table.shape[0] == 1:
+            table = table.squeeze(0)
+        if len(table.shape) == 3:  # one table per sequence
+            tables.append(_sequence_rows(table, position_ids, _size(q, seq_axis)))
+        elif position_ids is None:
             tables.append(_first_rows(table, _size(q, seq_axis)))
         else:
             tables.append(_rows_of(table, position_ids))
@@ -140,7 +152,7 @@ def fused_rotary_position_embedding(
         q: `[B, S, heads, D]`, or `[S, B, heads, D]` when time_major.
         k: likewise, with its own number of heads, or None.
         v: likewise.
-        sin: `[S, R]` or `[1, S, 1, R]` with R ≤ D; both tables None generates them.
+        sin: `[S, R]` or `[1 or B, S, 1, R]` with R ≤ D; both tables None generates them.
         cos: likewise.
         position_ids: int64 or int32 `[B, S]` (batch first in both layouts), or None for 0, 1, ….
         use_neox_rotary_style: True rotates adjacent pairs, False the two halves.
@@ -156,7 +168,7 @@ def fused_rotary_position_embedding(
     cos, sin = _fused_tables(
         q, sin, cos, position_ids, use_neox_rotary_style, seq_axis, rotary_emb_base
     )
-    if position_ids is None:  # [S, R] to [1, S, 1, R] or [S, 1, 1, R]
+    if len(cos.shape) == 2:  # [S, R] to [1, S, 1, R] or [S, 1, 1, R]
         axes = [1, 2] if time_major else [0, 2]
         cos, sin = cos.unsqueeze(axes), sin.unsqueeze(axes)
     else:  # [B, S, R] to [B, S, 1, R] or [S, B, 1, R]

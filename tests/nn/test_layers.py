@@ -70,7 +70,25 @@ def test_a_new_rms_norm_only_normalises(rng, offset):
     check(to_numpy(layer(to_paddle(x))), oracle.rms_norm(x), "float32")
 
 
-@pytest.mark.parametrize("offset", [0.0, 1.0, 0.5])
+WRONG_LAYERS = [
+    (lambda: RMSNorm(8, offset=0.5, weight_attr=False), ValueError, "offset"),
+    (lambda: RMSNorm(8, casting_mode="bf16"), ValueError, "casting_mode"),
+    (lambda: RMSNorm(8, epsilon=float("nan")), ValueError, "epsilon"),
+    (lambda: RMSNorm("8"), TypeError, "hidden_size"),
+    (lambda: RotaryEmbedding(4, base=-1.0), ValueError, "base"),
+    (lambda: RotaryEmbedding(4, base=True), TypeError, "base"),
+    (lambda: RotaryEmbedding(4.0), TypeError, "head_dim"),
+    (lambda: RotaryEmbedding(4, max_position_embeddings=-1), ValueError, "max_position"),
+]
+
+
+@pytest.mark.parametrize("make, error, argument", WRONG_LAYERS)
+def test_wrong_arguments_of_layers(make, error, argument):
+    with pytest.raises(error, match=rf"\w+\(\): {argument}"):
+        make()
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
 def test_rms_norm_without_weight(rng, offset):
     x = random_array(rng, (3, 16), "float32")
     layer = RMSNorm(16, offset=offset, weight_attr=False)

@@ -179,6 +179,28 @@ def test_default_threads(environment, expected):
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PADDLE_FUSED_NUM_THREADS", "abc"),
+        ("PADDLE_FUSED_NUM_THREADS", "0"),
+        ("PADDLE_FUSED_NUM_THREADS", "99999999999"),
+        ("PADDLE_FUSED_CPU_TARGET", "bogus"),
+    ],
+)
+def test_environment_values_that_mean_nothing_warn(name, value):
+    inherited = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    result = subprocess.run(
+        [sys.executable, "-c", "import paddle_fused; print(paddle_fused.get_num_threads())"],
+        capture_output=True,
+        text=True,
+        env={**inherited, name: value},
+        cwd="/",
+    )
+    assert result.stdout.strip() == str(len(os.sched_getaffinity(0))), result.stderr
+    assert f"{name}: expected" in result.stderr
+
+
+@pytest.mark.parametrize(
     ("count", "error"), [(0, ValueError), (-1, ValueError), ("2", TypeError), (True, TypeError)]
 )
 def test_set_num_threads_checks(count, error):

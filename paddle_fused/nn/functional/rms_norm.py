@@ -34,6 +34,17 @@ def _check_like_x(function: str, argument: str, value, x, shape) -> None:
     checks.check_shape(function, argument, checks.shape_of(value), shape, "x's")
 
 
+def check_casting_mode(function: str, casting_mode) -> int:
+    """The operator's number for a casting mode's name."""
+    if not isinstance(casting_mode, str):
+        raise checks.wrong_type(function, "casting_mode", "a str", type(casting_mode).__name__)
+    if casting_mode not in CASTING_MODES:
+        raise checks.wrong_value(
+            function, "casting_mode", f"one of {sorted(CASTING_MODES)}", repr(casting_mode)
+        )
+    return CASTING_MODES[casting_mode]
+
+
 def _trains(weight) -> bool:
     """Whether a backward pass will want the weight's gradient; a frozen weight costs no work."""
     return not weight.stop_gradient
@@ -102,13 +113,7 @@ def rms_norm(
     shape = _check_x(function, x)
     epsilon = double_parts(checks.check_epsilon(function, epsilon))
     offset = checks.check_finite(function, "offset", offset)
-    mode = CASTING_MODES.get(casting_mode) if isinstance(casting_mode, str) else None
-    if mode is None:
-        if not isinstance(casting_mode, str):
-            raise checks.wrong_type(function, "casting_mode", "a str", type(casting_mode).__name__)
-        raise checks.wrong_value(
-            function, "casting_mode", f"one of {sorted(CASTING_MODES)}", repr(casting_mode)
-        )
+    mode = check_casting_mode(function, casting_mode)
     if residual is not None:
         _check_like_x(function, "residual", residual, x, shape)
     checks.check_devices(function, x=x, weight=weight, residual=residual)
@@ -145,6 +150,8 @@ def _check_quantisation(scale, round_type, max_bound, min_bound) -> bool:
     min_bound = checks.check_finite(function, "quant_min_bound", min_bound)
     if scale <= 0:
         return False
+    if scale > 3.4e38:
+        raise checks.wrong_value(function, "quant_scale", "a number that float32 can hold", scale)
     if round_type not in (0, 1):
         raise checks.wrong_value(
             function, "quant_round_type", "0 (half to even) or 1 (half away from 0)", round_type
@@ -162,7 +169,7 @@ def _check_quantisation(scale, round_type, max_bound, min_bound) -> bool:
 def _normalise_sum(x, weight, norm_bias, bias, residual, epsilon):
     """(out, residual_out) of a 2-D or last-axis problem, without quantisation."""
     if bias is None and norm_bias is None:
-        attributes = (epsilon, [0.0, 0.0], CASTING_MODES["gemma"], _trains(weight))
+        attributes = (epsilon, double_parts(0.0), CASTING_MODES["gemma"], _trains(weight))
         if residual is None:
             return run("rms_norm", x, weight, *attributes), None
         out, residual_out = run("add_rms_norm", x, residual, weight, *attributes)
@@ -213,7 +220,7 @@ def fused_rms_norm(
             clip(round(quant_max_bound * quant_scale * out)).
         quant_round_type (int, optional): 0 rounds half to even, 1 half away from zero.
         quant_max_bound (float, optional): 127 for int8.
-        quant_min_bound (float, optional): -127 or -128 for int8.
+        quant_min_bound (float, optional): -127 or -128 for int8; a NaN comes out as it, too.
 
     Returns:
         tuple: (out, residual_out); residual_out is None when neither bias nor residual is given.

@@ -79,6 +79,14 @@ def _check_tables(function: str, sin, cos, like, shape, layout: int, ids) -> Non
         )
 
 
+def check_base(function: str, argument: str, base) -> float:
+    """The base of generated tables: positive and finite."""
+    base = checks.check_finite(function, argument, base)
+    if base <= 0:
+        raise checks.wrong_value(function, argument, "a positive number", base)
+    return base
+
+
 def _check_ids(function: str, position_ids, shape, layout: int) -> None:
     if position_ids is None:
         return
@@ -94,8 +102,10 @@ def _rotate(function: str, named, sin, cos, ids, pairing: int, layout: int):
     """One launch for all tensors; inputs are checked. Returns a list."""
     tensors = [tensor for _, tensor in named]
     checks.check_devices(function, **dict(named), sin=sin, cos=cos, position_ids=ids)
-    heads = [checks.shape_of(tensor)[_AXES[layout][2]] for tensor in tensors]
-    out = run(_OPERATORS[len(tensors)], *tensors, sin, cos, ids, pairing, layout, heads, function)
+    # What a gradient has to look like; a size beyond an int attribute counts as unknown.
+    sizes = [size for tensor in tensors for size in checks.shape_of(tensor)]
+    shapes = [size if size < 2**31 else -1 for size in sizes]
+    out = run(_OPERATORS[len(tensors)], *tensors, sin, cos, ids, pairing, layout, shapes, function)
     return list(out) if len(tensors) > 1 else [out]
 
 
@@ -194,9 +204,7 @@ def fused_rotary_position_embedding(
     function = "fused_rotary_position_embedding"
     adjacent = checks.check_bool(function, "use_neox_rotary_style", use_neox_rotary_style)
     major = checks.check_bool(function, "time_major", time_major)
-    base = checks.check_finite(function, "rotary_emb_base", rotary_emb_base)
-    if base <= 0:
-        raise checks.wrong_value(function, "rotary_emb_base", "a positive number", base)
+    base = check_base(function, "rotary_emb_base", rotary_emb_base)
     layout = SEQ_BATCH_HEADS if major else BATCH_SEQ_HEADS
     pairing = INTERLEAVED if adjacent else HALVES
     named = [("q", q)] + [(n, t) for n, t in (("k", k), ("v", v)) if t is not None]
