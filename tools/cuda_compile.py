@@ -3,9 +3,9 @@
     python tools/cuda_compile.py [--arch 80 --arch 90] [--jobs N]
 
 Kernels are compiled alone, no Paddle header in sight, with every warning an error; the operators'
-host code is compiled as the CUDA build would, against the headers of the installed Paddle. Registers
-and spills of every kernel go to build/cuda/ptxas.txt. Without nvcc there is nothing to do, and the
-tool says so.
+host code is compiled as the CUDA build would, against the headers of the installed Paddle.
+Registers and spills of every kernel go to build/cuda/ptxas.txt. Without nvcc there is nothing to
+do, and the tool says so.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def host_command(nvcc: str, source: Path) -> list[str]:
 def kernel_table(log: str) -> list[tuple]:
     """(architecture, registers, spilled bytes, kernel) of each kernel in ptxas' output."""
     pattern = (
-        r"Compiling entry function '(\S+)' for '(\S+)'.*?(\d+) bytes stack frame, (\d+) bytes spill "
-        r"stores, (\d+) bytes spill loads.*?Used (\d+) registers"
+        r"Compiling entry function '(\S+)' for '(\S+)'.*?(\d+) bytes stack frame, "
+        r"(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers"
     )
     rows = re.findall(pattern, log, re.S)
     names = "\n".join(row[0] for row in rows)

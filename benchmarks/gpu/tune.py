@@ -132,7 +132,8 @@ def main() -> None:
         found.sort(reverse=True)
         line = "  ".join(f"{text} {rate:.0f}" for rate, _, text in found[:6])
         print(
-            f"{workload.name:11} {workload.shape:>16} default {default[0]:5.0f} ({default[1]:.1f} us) of {len(found):3}: {line}",
+            f"{workload.name:11} {workload.shape:>16} default {default[0]:5.0f} "
+            f"({default[1]:.1f} us) of {len(found):3}: {line}",
             flush=True,
         )
         del sets

@@ -15,14 +15,34 @@ namespace gpu {
 
 namespace {
 
-// As exact as results of type T can show.
+// The sigmoid of a gate below this is near or below the smallest float32, and its products with a
+// gate and an up need not be. For such gates s and silu are held times 2^96 until the end.
+constexpr float kFarGate = -87.0f;
+
+// What results are to be multiplied with that come of SigmoidFor<T, true>.
 template <class T, class A>
+PADDLE_FUSED_INLINE A ScaleFor(A a) {
+  if constexpr (sizeof(T) == 4) return a < kFarGate ? 0x1p-96f : 1.0f;
+  return 1;
+}
+
+// As exact as results of type T can show.
+template <class T, bool kScaled, class A>
 PADDLE_FUSED_INLINE Sigmoid<A> SigmoidFor(A a) {
   if constexpr (sizeof(T) == 8) {
     return SigmoidOf(a);
   } else if constexpr (sizeof(T) == 4) {
-    const float e = ExpNonPositiveExact(-Abs(a));
-    return SigmoidFrom(a, e, ReciprocalOneToTwo(1 + e));
+    const bool scaled = kScaled && a < kFarGate;
+    const float e = ExpNonPositiveExact(-Abs(a), scaled ? 96 : 0);
+    // q = 1 / (1 + e), with what the sum 1 + e loses. One rounding less in silu than a s has.
+    const float addend = scaled ? 0.0f : e;
+    const float d = 1 + addend;
+    const float lost = addend - (d - 1);
+    float q = ReciprocalBrief(d);
+    q = Fma(q, NegMulAdd(d, q, 1.0f) - lost, q);
+    Sigmoid<float> sig = SigmoidFrom(a, e, q);
+    sig.silu = Select(a < 0, a * e, a) * q;
+    return sig;
   } else {
     const float e = ExpNonPositiveBrief(-Abs(a));
     return SigmoidFrom(a, e, ReciprocalBrief(1 + e));
@@ -91,7 +111,10 @@ __global__ void __launch_bounds__(256, 5)
         Unpack(raw_a[u], a);
         Unpack(raw_b[u], b);
 #pragma unroll
-        for (int i = 0; i < N; ++i) a[i] = Swiglu(b[i], SigmoidFor<T>(a[i])) * prob;
+        for (int i = 0; i < N; ++i) {
+          const auto sig = SigmoidFor<T, true>(a[i]);
+          a[i] = Swiglu(b[i], sig) * prob * ScaleFor<T>(a[i]);
+        }
         StoreRaw<kAligned>(out + at, Pack<T>(a), task.end - at);
       }
     }
@@ -132,13 +155,14 @@ __global__ void __launch_bounds__(512)
       Unpack(raw_g, g);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        const auto sig = SigmoidFor<T>(a[i]);
+        const auto sig = SigmoidFor<T, true>(a[i]);
+        const A scale = ScaleFor<T>(a[i]);
         value[i] = Swiglu(b[i], sig);
         const auto grads = SwigluBackward(b[i], kWeighted ? g[i] * prob : g[i], sig);
-        if constexpr (kWeighted) sum[0] += g[i] * value[i];
-        a[i] = grads.gate;
-        b[i] = grads.up;
-        value[i] *= prob;
+        if constexpr (kWeighted) sum[0] += g[i] * value[i] * scale;
+        a[i] = grads.gate * scale;
+        b[i] = grads.up * scale;
+        value[i] = value[i] * prob * scale;
       }
       StoreRaw<kAligned>(gate_grad + j, Pack<T>(a), end - j);
       StoreRaw<kAligned>(up_grad + j, Pack<T>(b), end - j);
@@ -183,7 +207,7 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         const auto second =
-            SwigluDoubleBackward(a[i], b[i], g[i], va[i], vb[i], SigmoidFor<T>(a[i]));
+            SwigluDoubleBackward(a[i], b[i], g[i], va[i], vb[i], SigmoidFor<T, false>(a[i]));
         a[i] = second.gate;
         b[i] = second.up;
         g[i] = second.upstream;
