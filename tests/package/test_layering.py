@@ -9,7 +9,9 @@ import pytest
 
 OPS = Path(__file__).resolve().parents[2] / "custom_ops"
 SHARED = {"common", "paddle"}
-SOURCES = sorted(path for path in OPS.rglob("*") if path.suffix in {".h", ".cc", ".cu", ".inc"})
+SOURCES = sorted(
+    path for path in OPS.rglob("*") if path.suffix in {".h", ".cc", ".cu", ".cuh", ".inc"}
+)
 IDS = [str(path.relative_to(OPS)) for path in SOURCES]
 
 
@@ -42,7 +44,9 @@ def test_operators_do_not_include_each_other(path):
         assert folders <= SHARED, "shared code must not know an operator"
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if p.suffix == ".h"], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "path", [p for p in SOURCES if p.suffix in {".h", ".cuh"}], ids=lambda p: p.name
+)
 def test_headers_guard_or_say_why_not(path):
     text = path.read_text()
     assert "#pragma once" in text or "no include guard" in " ".join(text.split()).replace("// ", "")
