@@ -7,6 +7,7 @@ import functools
 import paddle
 
 from paddle_fused import _checks as checks
+from paddle_fused._distributed import is_distributed
 from paddle_fused._ops import double_parts, is_dygraph, run, static_unit
 
 # The values of RopePairing in custom_ops/rope/rope.h and of Layout in rope_op.cc.
@@ -98,13 +99,27 @@ def _check_ids(function: str, position_ids, shape, layout: int) -> None:
     )
 
 
+def _first_rows(table, length: int):
+    """A table cut to the sequence, so that it can be sharded with it."""
+    axis = 0 if len(table.shape) == 2 else 1
+    if length < 0 or checks.same_size(checks.shape_of(table)[axis], length):
+        return table
+    return paddle.slice(table, [axis], [0], [length])
+
+
 def _rotate(function: str, named, sin, cos, ids, pairing: int, layout: int):
     """One launch for all tensors; inputs are checked. Returns a list."""
     tensors = [tensor for _, tensor in named]
     checks.check_devices(function, **dict(named), sin=sin, cos=cos, position_ids=ids)
-    # What a gradient has to look like; a size beyond an int attribute counts as unknown.
-    sizes = [size for tensor in tensors for size in checks.shape_of(tensor)]
-    shapes = [size if size < 2**31 else -1 for size in sizes]
+    if any(map(is_distributed, tensors)):
+        shapes = []  # those of the parts that a process has are not known here
+        if ids is None:
+            length = checks.shape_of(tensors[0])[_AXES[layout][1]]
+            sin, cos = _first_rows(sin, length), _first_rows(cos, length)
+    else:
+        # What a gradient has to look like; a size beyond an int attribute counts as unknown.
+        sizes = [size for tensor in tensors for size in checks.shape_of(tensor)]
+        shapes = [size if size < 2**31 else -1 for size in sizes]
     out = run(_OPERATORS[len(tensors)], *tensors, sin, cos, ids, pairing, layout, shapes, function)
     return list(out) if len(tensors) > 1 else [out]
 
@@ -134,6 +149,9 @@ def _tables(like, shape, ids, layout: int, base: float, pairing: int):
     seq_axis = _AXES[layout][1]
     if ids is None and is_dygraph() and like.place.is_cpu_place():
         return _cached_tables(shape[seq_axis], str(like.place), shape[3], base, pairing)
+    if ids is None and is_distributed(like) and shape[seq_axis] >= 0:
+        # From the length: to ask `like` for it would gather a sharded sequence.
+        return rotary_tables(shape[seq_axis], shape[3], base, pairing == INTERLEAVED)
     return _generate_tables(like, ids, seq_axis, shape[3], base, pairing)
 
 
