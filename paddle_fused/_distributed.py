@@ -1,4 +1,4 @@
-"""Distributed tensors of Paddle's auto-parallel engine: what a custom operator needs around its call.
+"""Distributed tensors of Paddle's auto-parallel engine: what is needed around a custom operator.
 
 The placements themselves are the operators' own, see custom_ops/paddle/spmd.h.
 """
