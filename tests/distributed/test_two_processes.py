@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from worker import CASES, operators
+from worker import CASES, CUT, operators
 
 WORKER = Path(__file__).with_name("worker.py")
 OPERATORS = list(operators())
@@ -119,8 +119,7 @@ def test_tensor_parallel_block(saw):
     """Column- and row-parallel products with our operators between: two sums, as without them."""
     result = saw("tensor_parallel_block")
     assert max(result["errors"].values()) < 1e-5
-    cut = {"q": "1", "k": "1", "v": "1", "gate": "1", "up": "1", "o": "0", "down": "0"}
-    assert result["places"] == {**cut, "input_norm": "R", "post_norm": "R"}
+    assert result["places"] == {**CUT, "input_norm": "R", "post_norm": "R"}
     assert result["forward"] == ["AllReduce"] * 2
     assert set(result["backward"]) == {"AllReduce"}
 

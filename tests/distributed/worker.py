@@ -200,26 +200,26 @@ def operators():
 # ---- a tensor-parallel block
 
 
+SHAPES = {
+    "input_norm": [16],
+    "post_norm": [16],
+    "q": [16, 32],
+    "k": [16, 32],
+    "v": [16, 32],
+    "o": [32, 16],
+    "gate": [16, 24],
+    "up": [16, 24],
+    "down": [24, 16],
+}
+CUT = {"q": "1", "k": "1", "v": "1", "gate": "1", "up": "1", "o": "0", "down": "0"}
+
+
 class Block:
     """A Llama block in plain functions, its weights whole or sharded."""
 
-    shapes = {
-        "input_norm": [16],
-        "post_norm": [16],
-        "q": [16, 32],
-        "k": [16, 32],
-        "v": [16, 32],
-        "o": [32, 16],
-        "gate": [16, 24],
-        "up": [16, 24],
-        "down": [24, 16],
-    }
-    cut = {"q": "1", "k": "1", "v": "1", "gate": "1", "up": "1", "o": "0", "down": "0"}
-
     def __init__(self, make):
         self.weights = {
-            name: make(random(*shape) * 0.3, self.cut.get(name, "R"))
-            for name, shape in self.shapes.items()
+            name: make(random(*shape) * 0.3, CUT.get(name, "R")) for name, shape in SHAPES.items()
         }
 
     def __call__(self, x):

@@ -7,6 +7,7 @@ import functools
 import paddle
 
 from paddle_fused import _checks as checks
+from paddle_fused._amp import in_one_dtype
 from paddle_fused._distributed import is_distributed
 from paddle_fused._ops import double_parts, is_dygraph, run, static_unit
 
@@ -78,6 +79,11 @@ def _check_tables(function: str, sin, cos, like, shape, layout: int, ids) -> Non
             f"{shape[seq_axis]} and B the batch {shape[batch_axis]}",
             cos_shape,
         )
+
+
+def _in_a_table_dtype(like, sin, cos):
+    """The tables; under auto_cast in float32 unless both have the dtype of what they rotate."""
+    return in_one_dtype(like, sin, cos)[1:]
 
 
 def check_base(function: str, argument: str, base) -> float:
@@ -225,6 +231,7 @@ def fused_rotary_position_embedding(
     base = check_base(function, "rotary_emb_base", rotary_emb_base)
     layout = SEQ_BATCH_HEADS if major else BATCH_SEQ_HEADS
     pairing = INTERLEAVED if adjacent else HALVES
+    q, k, v = in_one_dtype(q, k, v)
     named = [("q", q)] + [(n, t) for n, t in (("k", k), ("v", v)) if t is not None]
     shape = _check_rotated(function, layout, named)
     _check_ids(function, position_ids, shape, layout)
@@ -235,6 +242,7 @@ def fused_rotary_position_embedding(
         cos, sin = _tables(q, shape, position_ids, layout, base, pairing)
         position_ids = None  # the tables are in the order of the tokens
     else:
+        sin, cos = _in_a_table_dtype(q, sin, cos)
         _check_tables(function, sin, cos, q, shape, layout, position_ids)
     out = _rotate(function, named, sin, cos, position_ids, pairing, layout)
     results = dict(zip((name for name, _ in named), out))
@@ -282,9 +290,11 @@ def apply_rotary_pos_emb(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, nam
     if checks.check_int(function, "unsqueeze_dim", unsqueeze_dim) not in (1, 2):
         raise checks.wrong_value(function, "unsqueeze_dim", "1 or 2", unsqueeze_dim)
     layout = BATCH_HEADS_SEQ if unsqueeze_dim == 1 else BATCH_SEQ_HEADS
+    q, k = in_one_dtype(q, k)
     named = [("q", q), ("k", k)]
     shape = _check_rotated(function, layout, named)
     _check_ids(function, position_ids, shape, layout)
+    sin, cos = _in_a_table_dtype(q, sin, cos)
     _check_tables(function, sin, cos, q, shape, layout, position_ids)
     if position_ids is not None and len(cos.shape) > 2 and cos.shape[0] not in (1, -1):
         raise checks.wrong_value(
@@ -334,6 +344,7 @@ def fused_partial_rope(x, cos, sin):
     """
     function = "fused_partial_rope"
     shape = _check_rotated(function, BATCH_SEQ_HEADS, [("x", x)])
+    sin, cos = _in_a_table_dtype(x, sin, cos)
     _check_tables(function, sin, cos, x, shape, BATCH_SEQ_HEADS, None)
     (out,) = _rotate(function, [("x", x)], sin, cos, None, INTERLEAVED_TO_HALVES, BATCH_SEQ_HEADS)
     return out
