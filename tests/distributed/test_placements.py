@@ -357,3 +357,12 @@ def test_second_order_of_one_gradient_alone_is_refused():
     (grad,) = paddle.grad([(F.rms_norm(x, w) ** 2).sum()], [x], create_graph=True)
     with pytest.raises(NotImplementedError, match="all gradients"):
         grad.sum().backward()
+
+
+def test_interleaved_shards_are_refused():
+    """A split factor deals blocks in turn: rows of two tensors would not be the same ones."""
+    placement = dist.Shard(0)
+    placement.set_split_factor(2)
+    x = dist.shard_tensor(paddle.ones([8, 8]), MESH, [placement, dist.Replicate()])
+    with pytest.raises(NotImplementedError, match="split_factor"):
+        F.swiglu(x)

@@ -6,13 +6,12 @@ One launch runs every case of worker.py, since a launch takes longer than all of
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from worker import CASES, CUT, operators
+
+from helpers.launching import launch
 
 WORKER = Path(__file__).with_name("worker.py")
 OPERATORS = list(operators())
@@ -23,17 +22,8 @@ FLOAT32_SUM = 2e-6  # of the largest element: sums over rows are added in two pa
 def ranks(tmp_path_factory):
     """What each process saw."""
     folder = tmp_path_factory.mktemp("ranks")
-    launch = ["-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", "logs"]
-    process = subprocess.run(
-        [sys.executable, *launch, str(WORKER), str(folder)],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "GLOG_vmodule": "*reshard*=4"},
-        timeout=300,
-    )
+    process, logs = launch(WORKER, [folder], folder, {"GLOG_vmodule": "*reshard*=4"})
     files = sorted(folder.glob("rank*.json"))
-    logs = "".join(path.read_text()[-3000:] for path in folder.glob("logs/workerlog.*"))
     assert len(files) == 2, process.stdout[-3000:] + process.stderr[-3000:] + logs
     return [json.loads(path.read_text()) for path in files]
 

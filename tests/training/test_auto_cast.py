@@ -1,7 +1,8 @@
 """Automatic mixed precision: which mixtures of dtypes the functions take, and what comes out.
 
 On a CPU paddle.amp.auto_cast changes nothing, not even its own flag, which these tests set
-themselves. They bring what auto_cast leaves on a GPU: activations in half precision, weights and tables in float32.
+themselves. They bring what auto_cast leaves on a GPU: activations in half precision, weights and
+tables in float32.
 """
 
 from __future__ import annotations
