@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 PADDLE ?= paddlepaddle==3.3.1
+MINUTES ?= 60
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find custom_ops paddle_fused -name '*.py' -o -name '*.cc' -o -name '*.cu' \
@@ -53,6 +54,9 @@ strict: venv  ## compile our sources with -Wall -Wextra -Werror
 
 sanitize: venv  ## the CPU kernels under the address, undefined-behaviour and thread sanitizers
 	$(BIN)/python tools/sanitize.py
+
+fuzz: venv  ## search for wrong results, MINUTES=60
+	$(BIN)/python tools/fuzz.py --minutes $(MINUTES)
 
 cuda-compile: venv  ## compile the CUDA sources strictly; no GPU needed, says so without nvcc
 	$(BIN)/python tools/cuda_compile.py

@@ -14,6 +14,7 @@ from .arrays import DTYPES, random_array, to_paddle
 from .gradient_cases import TWICE
 from .running import run
 from .second_order import second_order
+from .values import Values
 
 
 @dataclass
@@ -179,22 +180,39 @@ CALLS = {
 }
 
 
-def make_call(name: str, dtype: str, rows: int, width: int, seed: int = 0) -> Call:
-    """The call of that name on new random arrays; width at least 9 for fused_partial_rope."""
+def make_call(
+    name: str, dtype: str, rows: int, width: int, seed: int = 0, values: Values | None = None
+) -> Call:
+    """The call of that name on new arrays, random or by recipe.
+
+    width is at least 8 for fused_partial_rope.
+    """
     rng = np.random.default_rng((seed, rows, width))
+    numbers = itertools.count()
 
     def array(*shape, dtype=dtype, rows=rows):
-        return random_array(rng, shape if rows is False else (rows, *shape), dtype)
+        shape = shape if rows is False else (rows, *shape)
+        if values is not None:
+            return values.array(next(numbers), shape, dtype)
+        return random_array(rng, shape, dtype)
 
     return CALLS[name](array, width)
 
 
+def one_nan(array) -> np.ndarray:
+    """A copy whose NaNs are all the same one: which of two an operation passes on is free."""
+    array = np.array(array, order="C")
+    if array.dtype.kind not in "iu":
+        array[np.isnan(array)] = np.nan
+    return array
+
+
 def digest(arrays) -> str:
-    """A hash of shapes, dtypes and bytes."""
+    """A hash of shapes, dtypes and bytes; any NaN counts as one."""
     found = hashlib.sha256()
     for array in arrays:
         found.update(f"{array.shape} {array.dtype}".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
+        found.update(one_nan(array).tobytes())
     return found.hexdigest()
 
 
