@@ -28,6 +28,11 @@ def check_empty(function, inputs, view, sums=()):
             numeric.assert_bit_equal(grad, np.zeros_like(array), f"gradient {index}")
 
 
+def gates(array):
+    """float64 gates whose exponential is a normal number: below, the oracle loses bits, too."""
+    return np.maximum(array, -700.0) if array.dtype == np.float64 else array
+
+
 @fuzz(
     size=drawing.sizes(),
     dtype=drawing.dtypes,
@@ -40,7 +45,7 @@ def test_swiglu(size, dtype, joined, recipe, view, data):
     (rows, width), (recipe, place) = size, drawing.placed(recipe, view)
     lead = data.draw(drawing.leads(rows))
     g = recipe.array(2, (*lead, width), dtype)
-    x = recipe.array(0, (*lead, 2 * width if joined else width), dtype)
+    x = gates(recipe.array(0, (*lead, 2 * width if joined else width), dtype))
     y = None if joined else recipe.array(1, (*lead, width), dtype)
     if g.size == 0:
         return check_empty(F.swiglu, [x] if joined else [x, y], place)
@@ -58,7 +63,8 @@ def test_swiglu(size, dtype, joined, recipe, view, data):
 def test_weighted(size, dtype, keep, recipe, view, data):
     (rows, width), (recipe, place) = size, drawing.placed(recipe, view)
     lead = data.draw(drawing.leads(rows))
-    x, g = recipe.array(0, (*lead, 2 * width), dtype), recipe.array(1, (*lead, width), dtype)
+    x = gates(recipe.array(0, (*lead, 2 * width), dtype))
+    g = recipe.array(1, (*lead, width), dtype)
     probs = recipe.array(2, (*lead, 1) if keep else lead, "float32")
     if g.size == 0:
         return check_empty(F.fused_swiglu_weighted, [x, probs], place, sums=(1,))
