@@ -2,9 +2,9 @@
 
     python tools/mutate.py [--only WORD] [--jobs N]
 
-Each fault of tools/mutations.py goes into a copy of the sources, whose affected objects are compiled
-and linked; then the tests named for it run until the first failure. Prints a table; a fault that no
-test notices, or whose line is gone, makes the exit status 1.
+Each fault of tools/mutations.py goes into a copy of the sources, whose affected objects are
+compiled and linked; then the tests named for it run until the first failure. Prints a table; a
+fault that no test notices, or whose line is gone, makes the exit status 1.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Sandbox:
                 command = [sys.executable, "tools/sanitize.py", test.split()[1], "--jobs", "1"]
             else:
                 command = [sys.executable, "-m", "pytest", "-xq", "-W", "ignore", "--no-header"]
-                command += ["-p", "no:cacheprovider", "--tb=no", "--no-summary", test]
+                command += ["-p", "no:cacheprovider", "--tb=no", "-rf", test]
             try:
                 done = subprocess.run(
                     command,
@@ -136,6 +136,9 @@ class Sandbox:
                 )
             except subprocess.TimeoutExpired:
                 return False, f"{test}: too slow"
+            # pytest: 1 for failed tests, below 0 and above 127 for a process that died.
+            if 2 <= done.returncode <= 5:
+                raise RuntimeError(f"{test} did not run: {(done.stdout + done.stderr)[-300:]}")
             if done.returncode != 0:
                 return False, first_failure(test, done.stdout + done.stderr)
         return True, ""
@@ -158,7 +161,7 @@ class Sandbox:
             passed, failure = self.run_tests(mutation.tests)
             return ("survived", "") if passed else ("caught", failure)
         except RuntimeError as error:
-            return "does not apply", f"does not compile: {error}"
+            return "does not apply", str(error)[:200]
         finally:
             path.write_text(text)
             for source in sources:
@@ -172,7 +175,7 @@ def first_failure(test: str, output: str) -> str:
     if test.startswith("sanitize "):
         found = re.search(r"(ERROR|WARNING): \w+Sanitizer: [\w-]+|runtime error.*|grid: .*", output)
     else:
-        found = re.search(r"\d+ failed.*|stopping after.*|error.*", output)
+        found = re.search(r"(?<=FAILED )\S*|(?<=::)\S*|Fatal Python error.*", output)
     return f"{test}: {found.group(0)[:70] if found else output.strip()[-70:]}"
 
 

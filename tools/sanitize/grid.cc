@@ -2,9 +2,12 @@
 // thread counts. tools/sanitize.py builds it with one sanitizer after the other.
 //
 //     grid memory    every kernel, small shapes around the vector widths, exact buffers
+//     grid huge      offsets beyond 2^31 elements, in memory that is mostly not there
 //     grid threads   shapes large enough for threads, and host threads that call at the same time
 //
 // Prints the number of launches and a digest of all results: the instruction sets must agree on it.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <atomic>
 #include <limits>
@@ -340,6 +343,124 @@ void RunThreads(Tally* tally) {
   }
 }
 
+// ---- Offsets beyond 2^31 elements: rows that lie far apart in address space without pages
+
+class Sparse {
+ public:
+  explicit Sparse(size_t bytes) : bytes_(bytes) {
+    memory_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory_ == MAP_FAILED) Fail("no address space for rows that lie far apart");
+  }
+  ~Sparse() { munmap(memory_, bytes_); }
+  Sparse(const Sparse&) = delete;
+  Sparse& operator=(const Sparse&) = delete;
+  uint16_t* data() const { return static_cast<uint16_t*>(memory_); }
+
+ private:
+  size_t bytes_;
+  void* memory_;
+};
+
+constexpr int64_t kFarRows = 3, kFarCols = 70, kFar = (int64_t{1} << 30) + 8;  // 2 kFar > 2^31
+
+struct FarRows {
+  FarRows() : sparse((2 * kFar + kFarCols) * sizeof(uint16_t)) {}
+  void Set(const uint16_t* from) {
+    for (int64_t r = 0; r < kFarRows; ++r) {
+      std::memcpy(sparse.data() + r * kFar, from + r * kFarCols, kFarCols * sizeof(uint16_t));
+    }
+  }
+  void ExpectEqual(const std::vector<uint16_t>& expected, const char* what) const {
+    for (int64_t r = 0; r < kFarRows; ++r) {
+      const uint16_t* row = expected.data() + r * kFarCols;
+      if (std::memcmp(sparse.data() + r * kFar, row, kFarCols * sizeof(uint16_t)) != 0) {
+        Fail(std::string(what) + ": row " + std::to_string(r) + " differs beyond 2^31 elements");
+      }
+    }
+  }
+  Sparse sparse;
+};
+
+std::vector<uint16_t> RandomHalves(uint64_t seed, int64_t count) {
+  Random random(seed);
+  std::vector<uint16_t> values(static_cast<size_t>(count));
+  for (uint16_t& v : values) v = HighHalf(static_cast<float>(4 * random.Real() - 1.75));
+  return values;
+}
+
+void HugeSwiglu(Tally* tally) {
+  constexpr int64_t n = kFarRows * kFarCols;
+  const auto gate = RandomHalves(1, n), up = RandomHalves(2, n), grad = RandomHalves(3, n);
+  std::vector<uint16_t> out(n), far_out(n), gate_grad(n), up_grad(n);
+  FarRows far_gate, far_up, far_gate_grad, far_up_grad;
+  far_gate.Set(gate.data());
+  far_up.Set(up.data());
+  SwigluParams p{};
+  p.dtype = DType::kBFloat16;
+  p.rows = kFarRows;
+  p.cols = p.in_stride = kFarCols;
+  p.gate = gate.data();
+  p.up = up.data();
+  p.out = out.data();
+  LaunchSwigluCpu(p);
+  p.in_stride = kFar;
+  p.gate = far_gate.sparse.data();
+  p.up = far_up.sparse.data();
+  p.out = far_out.data();
+  LaunchSwigluCpu(p);
+  if (out != far_out) Fail("swiglu forward differs beyond 2^31 elements");
+  SwigluBackwardParams b{};
+  b.dtype = DType::kBFloat16;
+  b.rows = kFarRows;
+  b.cols = b.in_stride = kFarCols;
+  b.gate = gate.data();
+  b.up = up.data();
+  b.out_grad = grad.data();
+  b.gate_grad = gate_grad.data();
+  b.up_grad = up_grad.data();
+  LaunchSwigluBackwardCpu(b);
+  b.in_stride = kFar;
+  b.gate = far_gate.sparse.data();
+  b.up = far_up.sparse.data();
+  b.gate_grad = far_gate_grad.sparse.data();
+  b.up_grad = far_up_grad.sparse.data();
+  LaunchSwigluBackwardCpu(b);
+  far_gate_grad.ExpectEqual(gate_grad, "swiglu backward, gate");
+  far_up_grad.ExpectEqual(up_grad, "swiglu backward, up");
+  tally->launches += 4;
+}
+
+void HugeRope(Tally* tally) {
+  constexpr int64_t n = kFarRows * kFarCols;
+  const auto x = RandomHalves(4, n), cos = RandomHalves(5, n), sin = RandomHalves(6, n);
+  std::vector<uint16_t> out(n);
+  FarRows far_in, far_out;
+  far_in.Set(x.data());
+  for (const auto pairing : {RopePairing::kInterleaved, RopePairing::kHalves}) {
+    RopeParams p{};
+    p.dtype = p.table_dtype = DType::kBFloat16;
+    p.pairing = pairing;
+    p.batch = 1;
+    p.seq = p.table_rows = kFarRows;
+    p.head_dim = p.rotary_dim = kFarCols;
+    p.cos = cos.data();
+    p.sin = sin.data();
+    p.tensor_count = 1;
+    p.tensors[0] = {x.data(), out.data(), 1, n, kFarCols, kFarCols};
+    LaunchRopeCpu(p);
+    p.tensors[0] = {far_in.sparse.data(), far_out.sparse.data(), 1, 3 * kFar, kFar, kFarCols};
+    LaunchRopeCpu(p);
+    far_out.ExpectEqual(out, "rope");
+    tally->launches += 2;
+  }
+}
+
+void RunHuge(Tally* tally) {
+  HugeSwiglu(tally);
+  HugeRope(tally);
+}
+
 }  // namespace
 }  // namespace sanitize
 }  // namespace paddle_fused
@@ -350,10 +471,12 @@ int main(int argc, char** argv) {
   Tally tally;
   if (mode == "memory") {
     paddle_fused::sanitize::RunMemory(&tally);
+  } else if (mode == "huge") {
+    paddle_fused::sanitize::RunHuge(&tally);
   } else if (mode == "threads") {
     paddle_fused::sanitize::RunThreads(&tally);
   } else {
-    std::fprintf(stderr, "usage: grid memory|threads\n");
+    std::fprintf(stderr, "usage: grid memory|huge|threads\n");
     return 2;
   }
   std::printf("%s %lld %016llx\n", paddle_fused::CpuTargetName(paddle_fused::ActiveCpuTarget()),
