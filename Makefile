@@ -58,6 +58,9 @@ sanitize: venv  ## the CPU kernels under the address, undefined-behaviour and th
 fuzz: venv  ## search for wrong results, MINUTES=60
 	$(BIN)/python tools/fuzz.py --minutes $(MINUTES)
 
+mutate: venv  ## break the sources line by line, see whether the tests notice (half an hour)
+	$(BIN)/python tools/mutate.py
+
 cuda-compile: venv  ## compile the CUDA sources strictly; no GPU needed, says so without nvcc
 	$(BIN)/python tools/cuda_compile.py
 
