@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import paddle_fused
 import paddle_fused.nn.functional as F
 from helpers.arrays import to_numpy, to_paddle
-from helpers.calls import CALLS, digest, make_call, one_nan
-from helpers.running import as_tuple, assert_same
+from helpers.calls import CALLS, check_nothing_written, digest, make_call, one_nan
+from helpers.running import assert_same
 
 names = st.sampled_from(list(CALLS))
 narrow = st.one_of(st.sampled_from([8, 9, 15, 16, 17, 31, 33, 64, 67]), st.integers(8, 150))
@@ -90,22 +90,7 @@ def test_instruction_sets(name, dtype, rows, width, recipe, other_targets):
 @fuzz(**call_arguments, view=drawing.views)
 def test_nothing_is_written_but_outputs(name, dtype, rows, width, recipe, view):
     recipe, place = drawing.placed(recipe, view)
-    call = make_call(name, dtype, rows, width, values=recipe)
-    tensors = [place(a) if i in call.rowwise else to_paddle(a) for i, a in enumerate(call.inputs)]
-    upstream = [None if g is None else place(g) for g in call.upstream]
-    wanted = [t for t in tensors if t.dtype != paddle.int64]
-    for tensor in wanted:
-        tensor.stop_gradient = not call.upstream
-    outputs = as_tuple(call.function(*tensors))
-    pairs = [(out, g) for out, g in zip(outputs, upstream) if g is not None]
-    grads = paddle.grad([o for o, _ in pairs], wanted, [g for _, g in pairs]) if pairs else []
-    same([to_numpy(t) for t in tensors], call.inputs, "inputs")
-    given = [(t, g) for t, g in zip(upstream, call.upstream) if t is not None]
-    same([to_numpy(t) for t, _ in given], [g for _, g in given], "upstream gradients")
-    computed = [t for t in (*outputs, *grads) if t.size]
-    assert all(t.is_contiguous() for t in computed)
-    addresses = [t.data_ptr() for t in (*computed, *(t for t in tensors if t.size))]
-    assert len(set(addresses)) == len(addresses), "an output shares memory"
+    check_nothing_written(make_call(name, dtype, rows, width, values=recipe), place, same)
 
 
 @fuzz(

@@ -60,31 +60,31 @@ const void* Shifted(const void* p, int64_t count, DType dtype) {
 
 // ---- SwiGLU: bit 0 packed, bit 1 weighted, bit 2 with out or first direction, bit 3 second
 
-void SwigluForward(const Point& at, Tally* tally) {
-  Launch launch = at.NewLaunch("swiglu forward");
-  const int64_t n = at.rows * at.cols;
-  SwigluParams p{};
+// Sizes, gate and up of any of the three params.
+template <class Params>
+Params SwigluInputs(const Point& at, Launch* launch) {
+  Params p{};
   p.dtype = at.dtype;
   p.rows = at.rows;
   p.cols = at.cols;
   p.in_stride = at.Bit(0) ? 2 * at.cols : at.cols;
-  p.gate = launch.In(at.dtype, at.rows * p.in_stride);
-  p.up = at.Bit(0) ? Shifted(p.gate, at.cols, at.dtype) : launch.In(at.dtype, n);
+  p.gate = launch->In(at.dtype, at.rows * p.in_stride);
+  p.up = at.Bit(0) ? Shifted(p.gate, at.cols, at.dtype) : launch->In(at.dtype, at.rows * at.cols);
+  return p;
+}
+
+void SwigluForward(const Point& at, Tally* tally) {
+  Launch launch = at.NewLaunch("swiglu forward");
+  auto p = SwigluInputs<SwigluParams>(at, &launch);
   p.probs = at.Bit(1) ? launch.Floats(at.rows) : nullptr;
-  p.out = launch.Out(at.dtype, n);
+  p.out = launch.Out(at.dtype, at.rows * at.cols);
   launch.Run([&] { LaunchSwigluCpu(p); }, &tally->digest);
 }
 
 void SwigluBackward(const Point& at, Tally* tally) {
   Launch launch = at.NewLaunch("swiglu backward");
   const int64_t n = at.rows * at.cols;
-  SwigluBackwardParams p{};
-  p.dtype = at.dtype;
-  p.rows = at.rows;
-  p.cols = at.cols;
-  p.in_stride = at.Bit(0) ? 2 * at.cols : at.cols;
-  p.gate = launch.In(at.dtype, at.rows * p.in_stride);
-  p.up = at.Bit(0) ? Shifted(p.gate, at.cols, at.dtype) : launch.In(at.dtype, n);
+  auto p = SwigluInputs<SwigluBackwardParams>(at, &launch);
   p.out_grad = launch.In(at.dtype, n);
   p.gate_grad = launch.Out(at.dtype, at.rows * p.in_stride);
   p.up_grad = at.Bit(0) ? Shifted(p.gate_grad, at.cols, at.dtype) : launch.Out(at.dtype, n);
@@ -99,13 +99,7 @@ void SwigluBackward(const Point& at, Tally* tally) {
 void SwigluSecondOrder(const Point& at, Tally* tally) {
   Launch launch = at.NewLaunch("swiglu second order");
   const int64_t n = at.rows * at.cols;
-  SwigluDoubleBackwardParams p{};
-  p.dtype = at.dtype;
-  p.rows = at.rows;
-  p.cols = at.cols;
-  p.in_stride = at.Bit(0) ? 2 * at.cols : at.cols;
-  p.gate = launch.In(at.dtype, at.rows * p.in_stride);
-  p.up = at.Bit(0) ? Shifted(p.gate, at.cols, at.dtype) : launch.In(at.dtype, n);
+  auto p = SwigluInputs<SwigluDoubleBackwardParams>(at, &launch);
   p.out_grad = launch.In(at.dtype, n);
   if (at.Bit(0)) {
     p.gate_grad_grad = launch.In(at.dtype, at.rows * p.in_stride);
