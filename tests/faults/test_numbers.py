@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from pathlib import Path
 
@@ -13,10 +14,13 @@ import pytest
 
 import paddle_fused.nn.functional as F
 from helpers import norms, numeric, oracle
-from helpers.arrays import numpy_dtype, random_array, to_numpy, to_paddle
+from helpers.arrays import DTYPES, numpy_dtype, random_array, to_numpy, to_paddle
+from helpers.calls import CALLS, digest, make_call
 from helpers.right_calls import RIGHT
 from helpers.running import check, run
 from helpers.swiglus import check_swiglu, check_weighted
+from helpers.targets import TARGETS, Target
+from helpers.values import SPECIAL, Values
 
 
 def check_rms(x, weight, g, epsilon=1e-6, mode="llama"):
@@ -203,14 +207,27 @@ def test_every_half_number_passes_through(dtype):
     np.testing.assert_array_equal(oracle.f64(to_numpy(out)), oracle.f64(values))
 
 
-@pytest.mark.parametrize("special", [np.inf, -np.inf])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_infinities(dtype, special):
-    """On every instruction set's path: the children of test_invariants repeat this by bits."""
-    up = np.full((1, 40), special).astype(numpy_dtype(dtype))
-    gate = np.full((1, 40), 2.0).astype(numpy_dtype(dtype))
-    out = oracle.f64(to_numpy(F.swiglu(to_paddle(gate), to_paddle(up))))
-    assert (out == special).all()
+# Every special value of both signs in two inputs, in full vectors and in the tail.
+SPECIALS = Values(
+    specials=tuple(
+        (array, (7 * place + 5 * array) / 90, name, bool(place % 2))
+        for array in (0, 1)
+        for place, name in enumerate(2 * SPECIAL)
+    )
+)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_special_values_on_every_instruction_set(name):
+    target = Target(name)
+    try:
+        for call, dtype in itertools.product(CALLS, DTYPES):
+            here = make_call(call, dtype, 3, 33, values=SPECIALS).results()
+            expected = [digest([array]) for group in here for array in group]
+            found = target.digests(call, dtype, 3, 33, 0, SPECIALS)
+            assert found == expected, f"{call} {dtype} on {target.active}"
+    finally:
+        target.close()
 
 
 def test_small_values_are_measured_relatively(rng):
