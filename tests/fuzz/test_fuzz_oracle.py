@@ -68,6 +68,8 @@ def test_weighted(size, dtype, keep, recipe, view, data):
     probs = recipe.array(2, (*lead, 1) if keep else lead, "float32")
     if g.size == 0:
         return check_empty(F.fused_swiglu_weighted, [x, probs], place, sums=(1,))
+    # A partial sum may leave float32's range where the magnitudes of its terms together do.
+    assume(oracle.probs_grad_scale(x, g, probs).max() < numeric.largest_value("float32"))
     check_weighted(x, g, probs, view=place)
 
 
