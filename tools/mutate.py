@@ -2,9 +2,10 @@
 
     python tools/mutate.py [--only WORD] [--jobs N]
 
-Each fault of tools/mutations.py goes into a copy of the sources, whose affected objects are
-compiled and linked; then the tests named for it run until the first failure. Prints a table; a
-fault that no test notices, or whose line is gone, makes the exit status 1.
+First the tests have to pass as things are. Then each fault of tools/mutations.py goes into a copy
+of the sources, whose affected objects are compiled and linked, and the tests named for it run until
+the first failure. Prints a table; a fault that no test notices, or whose line is gone, makes the
+exit status 1.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sanitize import compiler
 from strict_compile import ROOT, build_flags, include_flags
 
 FOLDER = ROOT / "build" / "mutate"
-COPIED = ("custom_ops", "paddle_fused", "tests", "tools")
+COPIED = ("custom_ops", "paddle_fused", "tests", "tools", "docs")
 
 
 def compile_flags(sandbox: Path) -> list[str]:
@@ -192,6 +193,11 @@ def main() -> int:
         sandbox.build(options.jobs)
         free.put(sandbox)
     print(f"{len(chosen)} mutations", flush=True)
+    for tests in sorted({m.tests for m in chosen}):
+        passed, failure = sandbox.run_tests(tests)
+        if not passed:
+            print(f"fails without any mutation: {failure}")
+            return 1
 
     def run(mutation: Mutation) -> str:
         sandbox, start = free.get(), time.monotonic()
