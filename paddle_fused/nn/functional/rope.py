@@ -239,6 +239,8 @@ def fused_rotary_position_embedding(
         missing, given = ("sin", "cos") if sin is None else ("cos", "sin")
         raise checks.wrong_value(function, missing, f"a tensor, since {given} is given", None)
     if sin is None:
+        if shape[3] >= 2**31:  # beyond an int attribute
+            raise checks.wrong_value(function, "q", "a head_dim below 2**31 without tables", shape)
         cos, sin = _tables(q, shape, position_ids, layout, base, pairing)
         position_ids = None  # the tables are in the order of the tokens
     else:
