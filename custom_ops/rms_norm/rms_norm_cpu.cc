@@ -2,6 +2,7 @@
 // add up what the rows contribute to vectors of length cols.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "custom_ops/common/cpu_memory.h"
