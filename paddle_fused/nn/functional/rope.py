@@ -320,5 +320,6 @@ def fused_partial_rope(x, cos, sin):
     function = "fused_partial_rope"
     shapes = _check_rotated(function, BATCH_SEQ_HEADS, [("x", x)])
     _check_tables(function, sin, cos, x, shapes[0], BATCH_SEQ_HEADS, None)
-    (out,) = _rotate(function, [("x", x)], shapes, sin, cos, None, INTERLEAVED_TO_HALVES, BATCH_SEQ_HEADS)
+    pairing, layout = INTERLEAVED_TO_HALVES, BATCH_SEQ_HEADS
+    (out,) = _rotate(function, [("x", x)], shapes, sin, cos, None, pairing, layout)
     return out
