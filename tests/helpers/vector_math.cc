@@ -10,15 +10,15 @@ namespace paddle_fused {
 #include "custom_ops/common/foreach_cpu_target.inc"
 }  // namespace paddle_fused
 
-#define EXPORT(function, name, In, Out)                                                      \
-  extern "C" void name##_portable(const In* in, Out* out, int64_t n) {                       \
-    paddle_fused::portable::function(in, out, n);                                            \
-  }                                                                                          \
-  extern "C" void name##_avx2(const In* in, Out* out, int64_t n) {                           \
-    paddle_fused::avx2::function(in, out, n);                                                \
-  }                                                                                          \
-  extern "C" void name##_avx512(const In* in, Out* out, int64_t n) {                         \
-    paddle_fused::avx512::function(in, out, n);                                              \
+#define EXPORT(function, name, In, Out)                                \
+  extern "C" void name##_portable(const In* in, Out* out, int64_t n) { \
+    paddle_fused::portable::function(in, out, n);                      \
+  }                                                                    \
+  extern "C" void name##_avx2(const In* in, Out* out, int64_t n) {     \
+    paddle_fused::avx2::function(in, out, n);                          \
+  }                                                                    \
+  extern "C" void name##_avx512(const In* in, Out* out, int64_t n) {   \
+    paddle_fused::avx512::function(in, out, n);                        \
   }
 using paddle_fused::BFloat16;
 using paddle_fused::Float16;
