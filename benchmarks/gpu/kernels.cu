@@ -138,6 +138,8 @@ int pf_copy(int in, int out, const void* src, void* dst, int64_t n, void* stream
     const auto kernel = in == 1 && out == 1   ? CopyKernel<1, 1>
                         : in == 2 && out == 1 ? CopyKernel<2, 1>
                         : in == 2 && out == 2 ? CopyKernel<2, 2>
+                        : in == 3 && out == 1 ? CopyKernel<3, 1>
+                        : in == 3 && out == 2 ? CopyKernel<3, 2>
                                               : CopyKernel<3, 3>;
     kernel<<<grid, 256, 0, stream>>>(static_cast<const uint4*>(src), static_cast<uint4*>(dst), n);
     gpu::Check(cudaGetLastError(), "copy");
