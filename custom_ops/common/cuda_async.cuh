@@ -59,9 +59,11 @@ PADDLE_FUSED_INLINE void LetNextKernelStart() {}
 PADDLE_FUSED_INLINE void Prefetch(const void*) {}
 #endif
 
-// Whether this block may have started before the previous kernel ended; later ones would prefetch
-// what they load next anyway.
-PADDLE_FUSED_INLINE bool InFirstWave() { return blockIdx.x < 2048; }
+// Whether this block may have started before the previous kernel ended: about a thousand threads on
+// each of 128 multiprocessors. Later ones would prefetch what they load next anyway.
+PADDLE_FUSED_INLINE bool InFirstWave() {
+  return static_cast<uint64_t>(blockIdx.x) * (blockDim.x * blockDim.y) < (1u << 17);
+}
 
 // ---- Clusters
 

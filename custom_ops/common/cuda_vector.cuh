@@ -201,7 +201,8 @@ PADDLE_FUSED_INLINE void LoadFloatsAny(const void* p, DType dtype, int64_t at, i
   }
 }
 
-// Products of halves, rounded once: what float products rounded to T are, as those are exact.
+// Products of halves, rounded once: what float products rounded to T are, but for subnormal ones,
+// which float may round before.
 template <class T, int N>
 PADDLE_FUSED_INLINE Raw<T, N> MultiplyHalves(const Raw<T, N>& a, const Raw<T, N>& b) {
   Raw<T, N> r;

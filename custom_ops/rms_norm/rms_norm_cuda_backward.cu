@@ -28,6 +28,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kArrays = kExtra ? 3 : 2;
   constexpr bool kKeep = V <= 2;  // a thread's part of the row stays in registers between passes
   extern __shared__ uint4 shared[];
+  constexpr int kParts = V == 2 ? 2 : 1;  // so that 1 and 2 vectors a thread add in the same order
   __shared__ float slots[2][2][kCluster ? kMaxCluster * 16 : 32];
   const int tx = blockDim.x, thread = threadIdx.x;
   const bool round_hat = sizeof(T) == 2 && p.mode != CastingMode::kGemma;
@@ -60,9 +61,10 @@ __global__ void __launch_bounds__(kThreads)
     s.FetchAndWait();
     const int64_t row = s.row;
     Raw<T, N> raw_x[V], raw_g[V];
-    float sum[2] = {0, 0};
+    float parts[kParts][2] = {};
 #pragma unroll
     for (int k = 0; k < V; ++k) {
+      float (&part)[2] = parts[k % kParts];
       raw_x[k] = s.Load(0, k);
       raw_g[k] = s.Load(1, k);
       float v[N], g[N];
@@ -70,14 +72,15 @@ __global__ void __launch_bounds__(kThreads)
       Unpack(raw_g[k], g);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        sum[0] = Fma(v[i], v[i], sum[0]);
-        sum[1] = Fma(g[i] * scale[k][i], v[i], sum[1]);
+        part[0] = Fma(v[i], v[i], part[0]);
+        part[1] = Fma(g[i] * scale[k][i], v[i], part[1]);
       }
     }
+    float sum[2];
     if constexpr (kCluster) {
-      ClusterSumOfTwo(sum, slots[parity], plan.cluster);
+      ClusterSumOfTwo(parts[0], sum, slots[parity], plan.cluster);
     } else {
-      GroupSumOfTwo(sum, slots[parity][0] + threadIdx.y * (tx / 32) * 2, thread, tx,
+      GroupSumOfTwo(parts, sum, slots[parity][0] + threadIdx.y * (tx / 32) * 2 * kParts, thread, tx,
                     GroupBarrier{1 + static_cast<int>(threadIdx.y), tx});
     }
     parity ^= 1;
@@ -201,8 +204,13 @@ bool StagedTakes(const RmsNormBackwardParams& p) {
          (all <= kMaxBlockVectors * kMaxCluster && CurrentDevice().major >= 9);
 }
 
-// Few rows: rather a block for each than a block with several.
-RmsNormTuning ForRows(RmsNormTuning t, int64_t rows) {
+// Few rows: rather a block for each than a block with several, and rather more threads than more
+// vectors a thread, where the order of the sums stays the same.
+RmsNormTuning ForRows(RmsNormTuning t, int64_t rows, int64_t cols, int vector) {
+  const int threads = WholeWarps(CeilDiv<int64_t>(cols, vector));
+  if (t.vectors == 2 && threads <= 512 && rows <= CurrentDevice().multiprocessors) {
+    return {threads, 1, 1, 2, 1, 1};
+  }
   while (t.rows > 1 && CeilDiv<int64_t>(rows, t.rows) < CurrentDevice().multiprocessors) --t.rows;
   return t;
 }
@@ -230,8 +238,9 @@ int RunStaged(const RmsNormBackwardParams& p, const RmsNormTuning& t, float* par
 template <class T>
 void RunStagedOf(const RmsNormBackwardParams& p, void* workspace, cudaStream_t stream,
                  const RmsNormTuning* tuning) {
-  RmsNormTuning t =
-      tuning != nullptr ? *tuning : ForRows(BackwardTuning(p.cols, kVector<T>), p.rows);
+  RmsNormTuning t = tuning != nullptr
+                        ? *tuning
+                        : ForRows(BackwardTuning(p.cols, kVector<T>), p.rows, p.cols, kVector<T>);
   // Three arrays in two stages have as much on its way as two in three.
   if (tuning == nullptr && p.residual_out_grad != nullptr) t.stages = 2;
   float* const partials = p.weight_grad == nullptr ? nullptr : static_cast<float*>(workspace);

@@ -56,7 +56,11 @@ __global__ void __launch_bounds__(kThreads)
   const bool round_hat = sizeof(T) == 2 && p.mode != CastingMode::kGemma;
   const bool round_all = kForm == Form::kFull && sizeof(T) == 2 && p.mode == CastingMode::kNone;
   const float offset = static_cast<float>(p.offset);
-  const bool multiply_halves = round_hat && offset == 0 && p.weight != nullptr;
+  // The same choice in every form, as the products of halves round once even where float would not.
+  const bool multiply_halves =
+      sizeof(T) == 2 && round_hat && offset == 0 && p.weight != nullptr &&
+      (kForm != Form::kFull || (p.weight_dtype == p.x_dtype && p.y_dtype == p.x_dtype &&
+                                p.norm_bias == nullptr && !p.quant.enabled));
   int parity = 0;
   for (int64_t base = static_cast<int64_t>(blockIdx.x) * blockDim.y; base < p.rows;
        base += static_cast<int64_t>(gridDim.x) * blockDim.y) {
@@ -152,7 +156,7 @@ __global__ void __launch_bounds__(kThreads)
       Unpack(x[k], v);
 #pragma unroll
       for (int i = 0; i < N; ++i) v[i] = v[i] * r;
-      if constexpr (sizeof(T) == 2 && kForm != Form::kFull) {
+      if constexpr (sizeof(T) == 2) {
         if (multiply_halves) {
           if constexpr (!kWeightFirst) {
             w[k] = LoadRaw<kAligned, N>(static_cast<const T*>(p.weight) + j, cols - j);

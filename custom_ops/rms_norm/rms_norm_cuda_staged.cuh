@@ -128,12 +128,12 @@ struct RowStream {
   }
 };
 
-// The sum of `part`, which the lanes below 16 of every warp hold for one value and the others for
-// another, over the threads of a cluster. slots: [2][kMaxCluster * 32].
+// Two sums over the threads of a cluster; slots: one value of either a warp.
 template <int kSlots>
-PADDLE_FUSED_INLINE void ClusterSumOfTwo(float (&sum)[2], float (&slots)[2][kSlots], int cluster) {
+PADDLE_FUSED_INLINE void ClusterSumOfTwo(const float (&v)[2], float (&sum)[2],
+                                         float (&slots)[2][kSlots], int cluster) {
   const int warps = blockDim.x / 32, lane = threadIdx.x % 32, half = lane / 16;
-  float part = WarpSumOfTwo(sum, lane);
+  float part = WarpSumOfTwo(v, lane);
   // A lane for each block of the cluster.
   if (lane % 16 < cluster) {
     StoreToRank(&slots[half][ClusterRank() * warps + threadIdx.x / 32], lane % 16, part);
