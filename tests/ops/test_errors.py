@@ -55,6 +55,13 @@ def test_wrong_kind(function, argument, kind):
     raises(T, function, argument, **{argument: value})
 
 
+@pytest.mark.parametrize("function, argument", ARGUMENTS)
+def test_wrong_kind_where_devices_are_compared(monkeypatch, function, argument):
+    """As in a CUDA build, which compares the devices of all tensors: kinds come first."""
+    monkeypatch.setattr(paddle_fused._checks, "MANY_DEVICES", True)
+    raises(T, function, argument, **{argument: [1.0]})
+
+
 @pytest.mark.parametrize("function, argument", NEEDED)
 def test_none(function, argument):
     if argument in ("sin", "cos") and function == "fused_rotary_position_embedding":

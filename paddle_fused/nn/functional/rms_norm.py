@@ -118,6 +118,8 @@ def rms_norm(
     mode = check_casting_mode(function, casting_mode)
     if residual is not None:
         _check_like_x(function, "residual", residual, x, shape)
+    if weight is not None:
+        _check_vector(function, "weight", weight, shape[-1])
     checks.check_devices(function, x=x, weight=weight, residual=residual)
     if weight is None:
         if offset not in (0.0, 1.0):
@@ -126,7 +128,6 @@ def rms_norm(
             return run("rms_norm_unweighted", x, epsilon, mode)
         out, residual_out = run("add_rms_norm_unweighted", x, residual, epsilon, mode)
         return out, residual_out
-    _check_vector(function, "weight", weight, shape[-1])
     attributes = (epsilon, double_parts(offset), mode, _trains(weight))
     if residual is None:
         return run("rms_norm", x, weight, *attributes)
