@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find custom_ops paddle_fused -name '*.py' -o -name '*.cc' -o -name '*.cu' \
 	-o -name '*.h' -o -name '*.inc' -o -name '*.cuh' | grep -v _build_info.py) setup.py pyproject.toml MANIFEST.in
 
-.PHONY: help venv demo test bench lint format strict cuda-compile gpu-test gpu-bench wheel-check clean
+.PHONY: help venv demo test test-paddleformers bench lint format strict cuda-compile gpu-test gpu-bench wheel-check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
@@ -33,6 +33,15 @@ demo: venv  ## train a mixture-of-experts language model, export it, serve it
 
 test: venv  ## all tests, and the examples in docstrings, README and docs
 	$(BIN)/pytest tests
+
+# Beside the environment, not in it: the other tests see no PaddleFormers.
+build/paddleformers/installed: requirements-paddleformers.txt $(VENV)/tools
+	rm -rf build/paddleformers
+	$(BIN)/python -m pip install --quiet --no-deps --target build/paddleformers -r $<
+	touch $@
+
+test-paddleformers: venv build/paddleformers/installed  ## unmodified PaddleFormers, patched against plain
+	PYTHONPATH=$(CURDIR)/build/paddleformers $(BIN)/pytest tests/paddleformers
 
 bench: venv  ## operators against plain Paddle on this CPU
 	$(BIN)/python benchmarks/cpu.py
