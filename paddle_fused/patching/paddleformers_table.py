@@ -134,23 +134,24 @@ def _rope_pairs_unsupported(q, k, cos, sin, position_ids=None, unsqueeze_dim=1):
 
 def _rope_deepseek(q, k, cos, sin, position_ids, apply_rope_fusion=False):
     """DeepSeek: adjacent pairs in, halves out."""
-    if len(cos.shape) == 3:
-        cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
+    if position_ids is not None:
+        rows = [q.shape[0], q.shape[1], 1, q.shape[3]]
+        cos, sin = cos.reshape(rows), sin.reshape(rows)
     return F.fused_partial_rope(q, cos, sin), F.fused_partial_rope(k, cos, sin)
 
 
 def _rope_deepseek_unsupported(q, k, cos, sin, position_ids, apply_rope_fusion=False):
-    batch, sequence, _, head_dim = q.shape
+    batch, sequence, _, width = q.shape
     shape = list(cos.shape)
-    one_table = [1, sequence, 1, head_dim]
-    per_sequence = [batch, sequence, 1, head_dim]
-    if len(shape) == 3:
-        shape.insert(2, 1)
-    # With position_ids the original squeezes the tables: one row, or one table for several
-    # sequences, comes out of that in another meaning.
-    fits = shape == per_sequence if position_ids is not None else shape in (one_table, per_sequence)
-    if not fits or len(cos.shape) < (3 if position_ids is not None else 4):
-        return f"tables of shape {list(cos.shape)} for q of shape {list(q.shape)}"
+    if position_ids is None:
+        fits = len(shape) == 4 and shape[0] in (1, batch) and shape[1:] == [sequence, 1, width]
+    else:
+        # The original drops every axis of size 1 and expects these to be left; a single row
+        # (sequence 1), or one table for several sequences, comes out in another meaning.
+        left = [sequence, width] if batch == 1 else [batch, sequence, width]
+        fits = sequence > 1 and [size for size in shape if size != 1] == left
+    if not fits:
+        return f"tables of shape {shape} for q of shape {list(q.shape)}"
     return _dtypes_unsupported(q, k, cos, sin, (q.dtype,))
 
 

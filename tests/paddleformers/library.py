@@ -71,12 +71,14 @@ class Family:
         model: name of the model class.
         extra: configuration besides SIZES.
         replaced: the places whose functions a patched run has to go through.
+        on: flags that say something else than FLAGS["on"], for the reason beside it.
     """
 
     config: str
     model: str
     extra: dict = field(default_factory=dict)
     replaced: tuple[str, ...] = ("Norm['rms_norm']", "MLP.forward", "apply_rotary_pos_emb")
+    on: dict = field(default_factory=dict)
 
 
 FAMILIES = {
@@ -99,7 +101,12 @@ FAMILIES = {
         {"moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 9, "moe_layer_end_index": 9}
         | {"num_nextn_predict_layers": 0},
     ),
-    "DeepSeek-V3": Family("DeepseekV3Config", "DeepseekV3ForCausalLM", _DEEPSEEK),
+    "DeepSeek-V3": Family(
+        "DeepseekV3Config",
+        "DeepseekV3ForCausalLM",
+        _DEEPSEEK,
+        on={"apply_rope_fusion": False},  # the stock model then needs position_ids, and gets none
+    ),
     "GPT-OSS": Family(
         "GptOssConfig",
         "GptOssForCausalLM",
@@ -111,6 +118,7 @@ FAMILIES = {
         "Gemma3ForCausalLM",
         {"query_pre_attn_scalar": 8, "sliding_window": 16},
         ("Gemma3RMSNorm.forward", "apply_rotary_pos_emb"),
+        {"fuse_swiglu": False},  # the stock model then computes SwiGLU where it has a GELU
     ),
     "GLM-4-MoE": Family("Glm4MoeConfig", "Glm4MoeForCausalLMDeprecated", _GLM),
     "Phi 3": Family(
@@ -119,13 +127,22 @@ FAMILIES = {
 }
 
 
+def replaced(name: str, flags: str) -> tuple[str, ...]:
+    """The places that a patched run goes through: ERNIE's flag picks another rotation."""
+    places = FAMILIES[name].replaced
+    if flags == "on" and name.startswith("ERNIE"):
+        return (*places[:2], "fused_rotary_position_embedding")
+    return places
+
+
 def build(name: str, flags: str, dtype: str = "float32", like=None):
     """A model in training mode; with ``like`` it has that model's parameters."""
     stand_in.install()
     from paddleformers import transformers
 
     family = FAMILIES[name]
-    config = getattr(transformers, family.config)(**{**SIZES, **family.extra, **FLAGS[flags]})
+    sizes = {**SIZES, **family.extra, **FLAGS[flags], **(family.on if flags == "on" else {})}
+    config = getattr(transformers, family.config)(**sizes)
     before = paddle.get_default_dtype()
     paddle.set_default_dtype(dtype)
     try:

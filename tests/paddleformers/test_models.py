@@ -9,40 +9,39 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from library import FAMILIES, build, gradients, loss_of, tokens
+from library import FAMILIES, FLAGS, SIZES, build, gradients, loss_of, replaced, tokens
 
 import paddle_fused
 
 HERE = Path(__file__).resolve().parent
-# Of a gradient's largest element. Two orders of summation apart, in a network of two layers.
-BOUND = {"float32": 2e-5, "float64": 1e-13}
+# Of the loss, and of a gradient's largest element: float32 in two orders of summation.
+BOUND = 2e-5
 BOTH = pytest.mark.parametrize("flags", ["defaults", "on"])
 EACH = pytest.mark.parametrize("name", FAMILIES)
 
 
-def reference(name, dtype="float32"):
+def reference(name):
     """The model without fused functions, where there is nothing of ours."""
     assert paddle_fused.patch_report().replaced == []
-    return build(name, "off", dtype)
+    return build(name, "off")
 
 
-def went_through(report, family):
-    """The places that the family must have called, and did."""
+def went_through(report, places):
+    """Those of the places that were called."""
     called = {line.name for line in report.lines if line.hits}
-    return [p for p in family.replaced if any(name.endswith(p) for name in called)]
+    return tuple(p for p in places if any(name.endswith(p) for name in called))
 
 
 @EACH
 @BOTH
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_loss_and_every_gradient(name, flags, dtype):
-    plain = reference(name, dtype)
+def test_loss_and_every_gradient(name, flags):
+    plain = reference(name)
     expected_loss, expected = gradients(plain, tokens())
     report = paddle_fused.patch()
-    model = build(name, flags, dtype, like=plain)
+    model = build(name, flags, like=plain)
     loss, actual = gradients(model, tokens())
-    assert went_through(report, FAMILIES[name]) == list(FAMILIES[name].replaced)
-    assert loss == pytest.approx(expected_loss, rel=BOUND[dtype])
+    assert went_through(report, replaced(name, flags)) == replaced(name, flags)
+    assert loss == pytest.approx(expected_loss, rel=BOUND)
     assert list(actual) == list(expected)
     for parameter, wanted in expected.items():
         got = actual[parameter]
@@ -50,7 +49,7 @@ def test_loss_and_every_gradient(name, flags, dtype):
         if wanted is not None:
             largest = np.abs(wanted).max()
             worst = np.abs(got - wanted).max()
-            assert worst <= BOUND[dtype] * largest, f"{parameter}: {worst / largest:.2g}"
+            assert worst <= BOUND * largest, f"{parameter}: {worst / largest:.2g}"
 
 
 def train(model, steps=20):
@@ -75,30 +74,49 @@ def greedy(model):
     return ids.numpy().tolist()
 
 
+# The stock model's own error when it generates.
+NO_GENERATION = {
+    "DeepSeek-V3": (ValueError, "Broadcast dimension mismatch"),  # its rotation of one token
+    "Qwen3-Next": (IndexError, "list index out of range"),  # its cache
+}
+
+
 @EACH
 def test_twenty_steps_and_the_same_tokens(name):
     plain = reference(name)
     start = build(name, "off", like=plain)
     expected = train(plain)
-    expected_tokens = greedy(plain)
+    expected_tokens = greedy(plain) if name not in NO_GENERATION else None
     with paddle_fused.patched():
         model = build(name, "defaults", like=start)
         losses = train(model)
         np.testing.assert_allclose(losses, expected, rtol=1e-3)
         assert losses[-1] < 0.7 * losses[0]
-        assert greedy(model) == expected_tokens
+        if name not in NO_GENERATION:
+            assert greedy(model) == expected_tokens
+
+
+@pytest.mark.parametrize("patched", [False, True])
+@pytest.mark.parametrize("name", NO_GENERATION)
+def test_stock_models_that_cannot_generate(name, patched):
+    model = build(name, "off")
+    if patched:
+        paddle_fused.patch()
+    kind, text = NO_GENERATION[name]
+    with pytest.raises(kind, match=text):
+        greedy(model)
 
 
 @EACH
 def test_live_model(name):
     """Built, run unpatched without flags, patched, and taken back: bits, keys, parameters."""
-    model = reference(name, "float64")
+    model = reference(name)
     keys, parameters = list(model.state_dict()), [id(p) for p in model.parameters()]
     before = gradients(model, tokens())
     with paddle_fused.patched(model=model) as report:
         loss, _ = gradients(model, tokens())
         assert report.hits > 0
-        assert loss == pytest.approx(before[0], rel=BOUND["float64"])
+        assert loss == pytest.approx(before[0], rel=BOUND)
         assert list(model.state_dict()) == keys
         assert [id(p) for p in model.parameters()] == parameters
     after = gradients(model, tokens())
@@ -111,7 +129,6 @@ def test_live_model(name):
 # What the library itself cannot do on a CPU; docs/compatibility.md has the same table.
 
 NO_NORM = "The kernel `fused_rms_norm_ext` is not registered"
-NO_ROPE = "fused_rotary_position_embedding"
 OWN_NORM = ("Gemma 3", "Qwen3-Next")  # in plain operators, whatever the flags say
 
 
@@ -124,16 +141,16 @@ def test_unpatched_defaults_fail(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_bfloat16_fails_patched_or_not(name):
     """Paddle's CPU has no bfloat16 kernel of operators around ours."""
-    kernel = "uniform_inplace" if name == "Qwen3-Next" else "where"
+    kernel = "uniform_inplace" if name == "Qwen3-Next" else "matmul"
+    error = rf"bfloat16\) of kernel `{kernel}` is not registered"
     for patched in (False, True):
         if patched:
             paddle_fused.patch()
-        with pytest.raises(RuntimeError, match=f"bfloat16. of kernel .{kernel}. is not registered"):
+        with pytest.raises(RuntimeError, match=error):
             loss_of(build(name, "defaults" if patched else "off", "bfloat16"), tokens())
 
 
 def test_ernie_experts_need_a_gpu():
-    from library import FLAGS, SIZES
     from paddleformers import transformers
 
     for flags in ("off", "defaults"):
