@@ -2,12 +2,13 @@
 
 PYTHON ?= python3
 PADDLE ?= paddlepaddle==3.3.1
+MINUTES ?= 60
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find custom_ops paddle_fused -name '*.py' -o -name '*.cc' -o -name '*.cu' \
 	-o -name '*.h' -o -name '*.inc' -o -name '*.cuh' | grep -v _build_info.py) setup.py pyproject.toml MANIFEST.in
 
-.PHONY: help venv demo test test-paddleformers bench lint format strict cuda-compile gpu-test gpu-bench wheel-check clean
+.PHONY: help venv demo test test-paddleformers bench lint format strict sanitize fuzz mutate cuda-compile gpu-test gpu-bench wheel-check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
@@ -49,16 +50,25 @@ bench: venv  ## operators against plain Paddle on this CPU
 lint: venv  ## formatting and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'custom_ops/*.h' 'custom_ops/*.cc' 'custom_ops/*.inc' 'custom_ops/*.cu' 'custom_ops/*.cuh' 'benchmarks/*.cu')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'custom_ops/*.h' 'custom_ops/*.cc' 'custom_ops/*.inc' 'custom_ops/*.cu' 'custom_ops/*.cuh' 'benchmarks/*.cu' 'tools/*.cc' 'tools/*.h')
 	$(BIN)/lint-imports
 
 format: venv  ## rewrite sources in the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files 'custom_ops/*.h' 'custom_ops/*.cc' 'custom_ops/*.inc' 'custom_ops/*.cu' 'custom_ops/*.cuh' 'benchmarks/*.cu')
+	$(BIN)/clang-format -i $$(git ls-files 'custom_ops/*.h' 'custom_ops/*.cc' 'custom_ops/*.inc' 'custom_ops/*.cu' 'custom_ops/*.cuh' 'benchmarks/*.cu' 'tools/*.cc' 'tools/*.h')
 
 strict: venv  ## compile our sources with -Wall -Wextra -Werror
 	$(BIN)/python tools/strict_compile.py
+
+sanitize: venv  ## the CPU kernels under the address, undefined-behaviour and thread sanitizers
+	$(BIN)/python tools/sanitize.py
+
+fuzz: venv  ## search for wrong results, MINUTES=60
+	$(BIN)/python tools/fuzz.py --minutes $(MINUTES)
+
+mutate: venv  ## break the sources line by line, see whether the tests notice (half an hour)
+	$(BIN)/python tools/mutate.py
 
 cuda-compile: venv  ## compile the CUDA sources strictly; no GPU needed, says so without nvcc
 	$(BIN)/python tools/cuda_compile.py

@@ -12,6 +12,8 @@ import numbers
 
 import paddle
 
+from paddle_fused._distributed import is_distributed
+
 FLOAT_DTYPES = (paddle.float32, paddle.float64, paddle.float16, paddle.bfloat16)
 INDEX_DTYPES = (paddle.int64, paddle.int32)
 
@@ -64,7 +66,7 @@ def check_tensor(function: str, argument: str, value, dtypes=FLOAT_DTYPES) -> No
         raise wrong_type(function, argument, "a paddle.Tensor", type(value).__name__)
     if value.dtype not in dtypes:
         raise wrong_type(function, argument, f"dtype {_names(dtypes)}", dtype_name(value.dtype))
-    if isinstance(value, paddle.Tensor) and not value.is_dense():
+    if isinstance(value, paddle.Tensor) and not (value.is_dense() or is_distributed(value)):
         raise wrong_type(function, argument, "a dense tensor", "a sparse one")
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import paddle
 from paddle import _C_ops
 
+from paddle_fused._distributed import AllGradients, any_distributed, without_none
+
 # to_static should record our operators, not look into the wrappers that call them.
 try:
     from paddle.jit.marker import unified as static_unit
@@ -35,6 +37,9 @@ def run(name: str, *arguments):
     Returns:
         The output, or a list of the outputs.
     """
+    distributed = any_distributed(arguments)
+    if distributed:
+        arguments = without_none(arguments)
     if is_dygraph() and not paddle.is_grad_enabled():
         # Paddle records a custom operator whatever no_grad says, if it sees inputs that train.
         arguments = [_detached(argument) for argument in arguments]
@@ -45,6 +50,8 @@ def run(name: str, *arguments):
         # its own class name and a source location.
         text = re.sub(r"^\(InvalidArgument\) |\s*\(at [^()]*\)\s*$", "", str(error))
         raise ValueError(text) from None
+    if distributed and len(out) > 1 and not all(tensor.stop_gradient for tensor in out):
+        out = AllGradients.apply(*out)
     return out[0] if isinstance(out, (list, tuple)) and len(out) == 1 else out
 
 

@@ -1,5 +1,6 @@
 // The operators behind Paddle's own entry points: fused_rms_norm with its biases and int8 output,
 // and fused_rms_norm_ext. All of them round once.
+#include "custom_ops/paddle/spmd.h"
 #include "custom_ops/rms_norm/rms_norm_host.h"
 
 namespace paddle_fused {
@@ -102,6 +103,39 @@ std::vector<DataType> AddAffineDtype(const std::vector<DataType>& list) {
   return {list[0], list[0]};
 }
 
+#ifdef PADDLE_FUSED_WITH_SPMD
+// "rv", then the roles of what the list has behind x and weight; its attributes are the flags.
+std::string ListedRoles(const spmd::Attrs& attrs) {
+  std::string roles = "rv";
+  if (paddle::any_cast<bool>(attrs.at(1))) roles += 'v';
+  if (paddle::any_cast<bool>(attrs.at(2))) roles += 'v';
+  if (paddle::any_cast<bool>(attrs.at(3))) roles += 'r';
+  return roles;
+}
+
+// What belongs to the list comes and goes as a list.
+spmd::ArgDistAttr Listed(const std::vector<spmd::ArgDistAttr>& flat, size_t count) {
+  std::vector<spmd::TensorDistAttr> list;
+  for (size_t i = 0; i < count; ++i) list.push_back(paddle::get<spmd::TensorDistAttr>(flat[i]));
+  return list;
+}
+
+spmd::SpmdInfo AddAffineSpmd(const spmd::Inputs& inputs, const spmd::Attrs& attrs) {
+  const std::string roles = ListedRoles(attrs);
+  const spmd::SpmdInfo flat = spmd::InferRows(spmd::Flatten(inputs), roles + ">00");
+  return {{Listed(flat.first, roles.size())}, flat.second};
+}
+
+spmd::SpmdInfo AddAffineGradSpmd(const spmd::Inputs& inputs, const spmd::Attrs& attrs) {
+  const std::string roles = ListedRoles(attrs);
+  const std::string likes = std::string("01234").substr(0, roles.size());
+  const spmd::SpmdInfo flat = spmd::InferRows(spmd::Flatten(inputs), roles + "rrr>" + likes);
+  std::vector<spmd::ArgDistAttr> first{Listed(flat.first, roles.size())};
+  first.insert(first.end(), flat.first.begin() + roles.size(), flat.first.end());
+  return {first, {Listed(flat.second, roles.size())}};
+}
+#endif
+
 // ---- int8 output
 
 constexpr char kInt8[] = "paddle_fused_rms_norm_int8";
@@ -131,7 +165,9 @@ std::vector<Tensor> RmsNormInt8(const Tensor& x, const Tensor& weight,
 std::vector<Shape> RmsNormInt8Shape(const Shape& x, const Shape&, const paddle::optional<Shape>&,
                                     const paddle::optional<Shape>& bias,
                                     const paddle::optional<Shape>& residual) {
-  return {x, bias || residual ? x : Shape{0}};
+  // An empty tensor stands for an absent one among distributed tensors.
+  const auto given = [](const paddle::optional<Shape>& s) { return s && *s != Shape{0}; };
+  return {x, given(bias) || given(residual) ? x : Shape{0}};
 }
 std::vector<DataType> RmsNormInt8Dtype(const DataType& x, const DataType&,
                                        const paddle::optional<DataType>&,
@@ -139,6 +175,15 @@ std::vector<DataType> RmsNormInt8Dtype(const DataType& x, const DataType&,
                                        const paddle::optional<DataType>&) {
   return {DataType::INT8, x};
 }
+
+#ifdef PADDLE_FUSED_WITH_SPMD
+spmd::SpmdInfo RmsNormInt8Spmd(const spmd::Inputs& inputs, const spmd::Attrs&) {
+  const auto given = spmd::Flatten(inputs, 3);
+  const bool has_sum = !spmd::IsAbsent(given.at(3)) || !spmd::IsAbsent(given.at(4));
+  // Without a sum the second output is an empty vector, placed like any other.
+  return spmd::InferRows(given, has_sum ? "rvvvr>00" : "rvvvr>01");
+}
+#endif
 
 // ---- fused_rms_norm_ext: y has the scale's dtype, the row's 1 / rms comes back too
 
@@ -230,21 +275,21 @@ PD_BUILD_OP(paddle_fused_rms_norm_affine)
     .Attrs({"epsilon: std::vector<float>"})
     .SetKernelFn(PD_KERNEL(pf::Affine))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::AffineShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::AffineDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::AffineDtype)) PADDLE_FUSED_ROWS_SPMD("rvv>0");
 PD_BUILD_GRAD_OP(paddle_fused_rms_norm_affine)
     .Inputs({"X", "Weight", "NormBias", Grad("Out")})
     .Outputs({Grad("X"), Grad("Weight"), Grad("NormBias")})
     .Attrs({"epsilon: std::vector<float>"})
     .SetKernelFn(PD_KERNEL(pf::AffineGrad))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::AffineGradShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::AffineGradDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::AffineGradDtype)) PADDLE_FUSED_ROWS_SPMD("rvvr>012");
 // Registered to raise: without it a second differentiation would return None in silence.
 PD_BUILD_DOUBLE_GRAD_OP(paddle_fused_rms_norm_affine)
     .Inputs({"X", Grad("Out")})
     .Outputs({Grad("X")})
     .SetKernelFn(PD_KERNEL(pf::AffineDoubleGrad))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::SameAsFirstShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::SameAsFirstDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::SameAsFirstDtype)) PADDLE_FUSED_ROWS_SPMD("rr>0");
 
 #define ADD_AFFINE_ATTRS \
   "epsilon: std::vector<float>", "has_norm_bias: bool", "has_bias: bool", "has_residual: bool"
@@ -255,18 +300,18 @@ PD_BUILD_OP(paddle_fused_add_rms_norm_affine)
     .Attrs({ADD_AFFINE_ATTRS})
     .SetKernelFn(PD_KERNEL(pf::AddAffine))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::AddAffineShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::AddAffineDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::AddAffineDtype)) PADDLE_FUSED_SPMD(pf::AddAffineSpmd);
 PD_BUILD_GRAD_OP(paddle_fused_add_rms_norm_affine)
     .Inputs({Vec("Inputs"), "ResidualOut", Grad("Out"), Grad("ResidualOut")})
     .Outputs({Grad(Vec("Inputs"))})
     .Attrs({ADD_AFFINE_ATTRS})
-    .SetKernelFn(PD_KERNEL(pf::AddAffineGrad));
+    .SetKernelFn(PD_KERNEL(pf::AddAffineGrad)) PADDLE_FUSED_SPMD(pf::AddAffineGradSpmd);
 PD_BUILD_DOUBLE_GRAD_OP(paddle_fused_add_rms_norm_affine)
     .Inputs({"ResidualOut", Grad("Out")})
     .Outputs({New(Grad("ResidualOut"))})
     .SetKernelFn(PD_KERNEL(pf::AddAffineDoubleGrad))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::SameAsFirstShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::SameAsFirstDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::SameAsFirstDtype)) PADDLE_FUSED_ROWS_SPMD("rr>0");
 
 PD_BUILD_OP(paddle_fused_rms_norm_int8)
     .Inputs({"X", "Weight", Optional("NormBias"), Optional("Bias"), Optional("Residual")})
@@ -275,7 +320,7 @@ PD_BUILD_OP(paddle_fused_rms_norm_int8)
             "quant_max_bound: float", "quant_min_bound: float"})
     .SetKernelFn(PD_KERNEL(pf::RmsNormInt8))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::RmsNormInt8Shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::RmsNormInt8Dtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::RmsNormInt8Dtype)) PADDLE_FUSED_SPMD(pf::RmsNormInt8Spmd);
 
 PD_BUILD_OP(paddle_fused_rms_norm_ext)
     .Inputs({"X", "Scale"})
@@ -283,20 +328,20 @@ PD_BUILD_OP(paddle_fused_rms_norm_ext)
     .Attrs({"epsilon: std::vector<float>"})
     .SetKernelFn(PD_KERNEL(pf::Ext))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::ExtShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::ExtDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::ExtDtype)) PADDLE_FUSED_ROWS_SPMD("rv>0-");
 PD_BUILD_GRAD_OP(paddle_fused_rms_norm_ext)
     .Inputs({"X", "Scale", Grad("Y")})
     .Outputs({Grad("X"), Grad("Scale")})
     .Attrs({"epsilon: std::vector<float>"})
     .SetKernelFn(PD_KERNEL(pf::ExtGrad))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::ExtGradShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::ExtGradDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::ExtGradDtype)) PADDLE_FUSED_ROWS_SPMD("rvr>01");
 PD_BUILD_DOUBLE_GRAD_OP(paddle_fused_rms_norm_ext)
     .Inputs({"X", Grad("Y")})
     .Outputs({Grad("X")})
     .SetKernelFn(PD_KERNEL(pf::ExtDoubleGrad))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::SameAsFirstShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::SameAsFirstDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::SameAsFirstDtype)) PADDLE_FUSED_ROWS_SPMD("rr>0");
 
 PD_BUILD_OP(paddle_fused_rms_norm_ext_bwd)
     .Inputs({"X", "Scale", "InvVar", "YGrad"})
@@ -304,4 +349,4 @@ PD_BUILD_OP(paddle_fused_rms_norm_ext_bwd)
     .Attrs({"epsilon: std::vector<float>"})
     .SetKernelFn(PD_KERNEL(pf::ExtBwd))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::ExtBwdShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::ExtBwdDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::ExtBwdDtype)) PADDLE_FUSED_ROWS_SPMD("rvrr>01");

@@ -1,5 +1,6 @@
 // The operators behind rms_norm: with and without weight, with and without a residual. They are
 // four because an optional input that has a gradient does not work in static graphs.
+#include "custom_ops/paddle/spmd.h"
 #include "custom_ops/rms_norm/rms_norm_host.h"
 
 namespace paddle_fused {
@@ -195,21 +196,22 @@ PD_BUILD_OP(paddle_fused_rms_norm)
     .Attrs({RMS_NORM_ATTRS})
     .SetKernelFn(PD_KERNEL(pf::RmsNorm))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::RmsNormShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::RmsNormDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::RmsNormDtype)) PADDLE_FUSED_ROWS_SPMD("rv>0");
 PD_BUILD_GRAD_OP(paddle_fused_rms_norm)
     .Inputs({"X", "Weight", Grad("Out")})
     .Outputs({Grad("X"), Grad("Weight")})
     .Attrs({RMS_NORM_ATTRS})
     .SetKernelFn(PD_KERNEL(pf::RmsNormGrad))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::RmsNormGradShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::RmsNormGradDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::RmsNormGradDtype)) PADDLE_FUSED_ROWS_SPMD("rvr>01");
 PD_BUILD_DOUBLE_GRAD_OP(paddle_fused_rms_norm)
     .Inputs({"X", "Weight", Grad("Out"), Grad(Grad("X")), Grad(Grad("Weight"))})
     .Outputs({Grad("X"), Grad("Weight"), Grad(Grad("Out"))})
     .Attrs({RMS_NORM_ATTRS})
     .SetKernelFn(PD_KERNEL(pf::RmsNormDoubleGrad))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::RmsNormDoubleGradShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::RmsNormDoubleGradDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::RmsNormDoubleGradDtype))
+        PADDLE_FUSED_ROWS_SPMD("rvrrv>012");
 
 PD_BUILD_OP(paddle_fused_rms_norm_unweighted)
     .Inputs({"X"})
@@ -217,21 +219,22 @@ PD_BUILD_OP(paddle_fused_rms_norm_unweighted)
     .Attrs({RMS_NORM_UNWEIGHTED_ATTRS})
     .SetKernelFn(PD_KERNEL(pf::Unweighted))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::UnweightedShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::UnweightedDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::UnweightedDtype)) PADDLE_FUSED_ROWS_SPMD("r>0");
 PD_BUILD_GRAD_OP(paddle_fused_rms_norm_unweighted)
     .Inputs({"X", Grad("Out")})
     .Outputs({Grad("X")})
     .Attrs({RMS_NORM_UNWEIGHTED_ATTRS})
     .SetKernelFn(PD_KERNEL(pf::UnweightedGrad))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::UnweightedGradShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::UnweightedGradDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::UnweightedGradDtype)) PADDLE_FUSED_ROWS_SPMD("rr>0");
 PD_BUILD_DOUBLE_GRAD_OP(paddle_fused_rms_norm_unweighted)
     .Inputs({"X", Grad("Out"), Grad(Grad("X"))})
     .Outputs({Grad("X"), Grad(Grad("Out"))})
     .Attrs({RMS_NORM_UNWEIGHTED_ATTRS})
     .SetKernelFn(PD_KERNEL(pf::UnweightedDoubleGrad))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::UnweightedDoubleGradShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::UnweightedDoubleGradDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::UnweightedDoubleGradDtype))
+        PADDLE_FUSED_ROWS_SPMD("rrr>01");
 
 PD_BUILD_OP(paddle_fused_add_rms_norm)
     .Inputs({"X", "Residual", "Weight"})
@@ -239,14 +242,14 @@ PD_BUILD_OP(paddle_fused_add_rms_norm)
     .Attrs({RMS_NORM_ATTRS})
     .SetKernelFn(PD_KERNEL(pf::AddRmsNorm))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::AddShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::AddDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::AddDtype)) PADDLE_FUSED_ROWS_SPMD("rrv>00");
 PD_BUILD_GRAD_OP(paddle_fused_add_rms_norm)
     .Inputs({"ResidualOut", "Weight", Grad("Out"), Grad("ResidualOut")})
     .Outputs({Grad("X"), Grad("Residual"), Grad("Weight")})
     .Attrs({RMS_NORM_ATTRS})
     .SetKernelFn(PD_KERNEL(pf::AddRmsNormGrad))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::AddGradShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::AddGradDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::AddGradDtype)) PADDLE_FUSED_ROWS_SPMD("rvrr>001");
 PD_BUILD_DOUBLE_GRAD_OP(paddle_fused_add_rms_norm)
     .Inputs({"ResidualOut", "Weight", Grad("Out"), Grad(Grad("X")), Grad(Grad("Residual")),
              Grad(Grad("Weight"))})
@@ -255,7 +258,7 @@ PD_BUILD_DOUBLE_GRAD_OP(paddle_fused_add_rms_norm)
     .Attrs({RMS_NORM_ATTRS})
     .SetKernelFn(PD_KERNEL(pf::AddRmsNormDoubleGrad))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::AddDoubleGradShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::AddDoubleGradDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::AddDoubleGradDtype)) PADDLE_FUSED_ROWS_SPMD("rvrrrv>0100");
 
 PD_BUILD_OP(paddle_fused_add_rms_norm_unweighted)
     .Inputs({"X", "Residual"})
@@ -263,18 +266,19 @@ PD_BUILD_OP(paddle_fused_add_rms_norm_unweighted)
     .Attrs({RMS_NORM_UNWEIGHTED_ATTRS})
     .SetKernelFn(PD_KERNEL(pf::AddUnweighted))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::AddUnweightedShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::AddUnweightedDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::AddUnweightedDtype)) PADDLE_FUSED_ROWS_SPMD("rr>00");
 PD_BUILD_GRAD_OP(paddle_fused_add_rms_norm_unweighted)
     .Inputs({"ResidualOut", Grad("Out"), Grad("ResidualOut")})
     .Outputs({Grad("X"), Grad("Residual")})
     .Attrs({RMS_NORM_UNWEIGHTED_ATTRS})
     .SetKernelFn(PD_KERNEL(pf::AddUnweightedGrad))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::AddUnweightedGradShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::AddUnweightedGradDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::AddUnweightedGradDtype)) PADDLE_FUSED_ROWS_SPMD("rrr>00");
 PD_BUILD_DOUBLE_GRAD_OP(paddle_fused_add_rms_norm_unweighted)
     .Inputs({"ResidualOut", Grad("Out"), Grad(Grad("X")), Grad(Grad("Residual"))})
     .Outputs({New(Grad("ResidualOut")), Grad(Grad("Out")), Grad(Grad("ResidualOut"))})
     .Attrs({RMS_NORM_UNWEIGHTED_ATTRS})
     .SetKernelFn(PD_KERNEL(pf::AddUnweightedDoubleGrad))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::AddUnweightedDoubleGradShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::AddUnweightedDoubleGradDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::AddUnweightedDoubleGradDtype))
+        PADDLE_FUSED_ROWS_SPMD("rrrr>000");

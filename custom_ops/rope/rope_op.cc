@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "custom_ops/paddle/spmd.h"
 #include "custom_ops/paddle/tensor.h"
 #include "custom_ops/rope/rope.h"
 
@@ -238,13 +239,75 @@ std::vector<DataType> Rope3Dtype(const DataType& q, const DataType& k, const Dat
   return {q, k, v};
 }
 
+#ifdef PADDLE_FUSED_WITH_SPMD
+// Labels of the axes; the heads of each tensor have one of their own behind these.
+enum RopeLabel : int { kBatch = 0, kSeq = 1, kHeads = 2 };
+
+// A rotated tensor: batch, sequence and heads may be cut. Each process needs whole pairs.
+spmd::Axes RotatedAxes(const spmd::DistMetaTensor* given, const RopeAttrs& attrs, int index,
+                       bool cut_seq) {
+  spmd::Axes axes;
+  axes.given = given;
+  axes.labels.assign(4, spmd::kWhole);
+  axes.labels[attrs.BatchAxis()] = kBatch;
+  axes.labels[attrs.SeqAxis()] = cut_seq ? static_cast<int>(kSeq) : spmd::kWhole;
+  axes.labels[attrs.HeadAxis()] = kHeads + index;
+  return axes;
+}
+
+// A table: cut like the sequence if its rows are the tokens, like the batch if it has one.
+spmd::Axes TableAxes(const spmd::DistMetaTensor* given, bool rows_are_tokens) {
+  spmd::Axes axes;
+  axes.given = given;
+  const size_t rank = spmd::RankOf(*given);
+  axes.labels.assign(rank, spmd::kWhole);
+  if (rows_are_tokens && rank > 1) axes.labels[rank == 2 ? 0 : 1] = kSeq;
+  if (rank > 2 && spmd::SizeOf(*given, 0) != 1) axes.labels[0] = kBatch;
+  return axes;
+}
+
+spmd::Axes IdsAxes(const spmd::DistMetaTensor* given) {
+  spmd::Axes axes;
+  axes.given = given;
+  axes.any = spmd::IsAbsent(given);
+  if (!axes.any) axes.labels = {kBatch, kSeq};
+  return axes;
+}
+
+// Inputs: `count` rotated tensors, sin, cos, ids. The sequence is cut if each process can tell the
+// rows of its tokens: by their ids, or because the tables have as many rows as there are tokens.
+template <int count>
+spmd::SpmdInfo RopeSpmd(const spmd::Inputs& inputs, const spmd::Attrs& attributes) {
+  const std::vector<const spmd::DistMetaTensor*> given = spmd::Flatten(inputs, 1);
+  PADDLE_FUSED_CHECK(given.size() == count + 3, "%s: unexpected number of inputs.", kRope);
+  const std::vector<int> none;
+  const std::string name = kRope;
+  const RopeAttrs attrs(paddle::any_cast<int>(attributes.at(0)),
+                        paddle::any_cast<int>(attributes.at(1)), none, name);
+  const spmd::DistMetaTensor& table = *given[count];
+  const size_t rank = spmd::RankOf(table);
+  const int64_t rows = rank < 2 ? -1 : spmd::SizeOf(table, rank == 2 ? 0 : 1);
+  const bool has_ids = !spmd::IsAbsent(given[count + 2]);
+  const bool rows_are_tokens =
+      !has_ids && rows >= 0 && rows == spmd::SizeOf(*given[0], attrs.SeqAxis());
+  std::vector<spmd::Axes> in, out;
+  for (int i = 0; i < count; ++i) {
+    in.push_back(RotatedAxes(given[i], attrs, i, has_ids || rows_are_tokens));
+    out.push_back(in.back());
+  }
+  for (int i = count; i < count + 2; ++i) in.push_back(TableAxes(given[i], rows_are_tokens));
+  in.push_back(IdsAxes(given[count + 2]));
+  return spmd::Infer(in, out);
+}
+#endif
+
 // ---- Tables
 
 constexpr char kTable[] = "paddle_fused_rope_table";
 
 // A dim below 0 is that of x's last axis: a static graph may not know it when the call is recorded.
 std::vector<Shape> RopeTableShape(const Shape& x, const OptionalShape& ids, int seq_axis, int dim) {
-  Shape shape = ids && !ids->empty() ? *ids : Shape{x.at(seq_axis)};
+  Shape shape = ids && !ids->empty() && *ids != Shape{0} ? *ids : Shape{x.at(seq_axis)};
   shape.push_back(dim >= 0 ? dim : x.back());
   return {shape, shape};
 }
@@ -276,6 +339,25 @@ std::vector<Tensor> RopeTable(const Tensor& x, const OptionalTensor& ids, int se
   return results;
 }
 
+#ifdef PADDLE_FUSED_WITH_SPMD
+// With ids the tables lie as these do, and of x only the last axis counts. Without, every process
+// makes all rows, from the whole length of x's sequence.
+spmd::SpmdInfo RopeTableSpmd(const spmd::Inputs& inputs, const spmd::Attrs& attributes) {
+  const std::vector<const spmd::DistMetaTensor*> given = spmd::Flatten(inputs, 1);
+  const bool has_ids = !spmd::IsAbsent(given.at(1));
+  const int dim = paddle::any_cast<int>(attributes.at(1));
+  spmd::Axes x;
+  x.given = given[0];
+  x.any = has_ids && dim >= 0;
+  x.labels.assign(spmd::RankOf(*given[0]), spmd::kWhole);
+  const spmd::Axes ids = IdsAxes(given[1]);
+  spmd::Axes table;
+  table.labels = has_ids ? ids.labels : std::vector<int>{spmd::kWhole};
+  table.labels.push_back(spmd::kWhole);
+  return spmd::Infer({x, ids}, {table, table});
+}
+#endif
+
 }  // namespace
 }  // namespace paddle_fused
 
@@ -291,21 +373,21 @@ PD_BUILD_OP(paddle_fused_rope)
     .Attrs({ROPE_ATTRS})
     .SetKernelFn(PD_KERNEL(pf::Rope1<false>))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::Rope1Shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope1Dtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope1Dtype)) PADDLE_FUSED_SPMD(pf::RopeSpmd<1>);
 PD_BUILD_GRAD_OP(paddle_fused_rope)
     .Inputs({Grad("OutQ"), "Sin", "Cos", Optional("PositionIds")})
     .Outputs({Grad("Q")})
     .Attrs({ROPE_ATTRS})
     .SetKernelFn(PD_KERNEL(pf::Rope1<true>))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::Rope1Shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope1Dtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope1Dtype)) PADDLE_FUSED_SPMD(pf::RopeSpmd<1>);
 PD_BUILD_DOUBLE_GRAD_OP(paddle_fused_rope)
     .Inputs({Grad(Grad("Q")), "Sin", "Cos", Optional("PositionIds")})
     .Outputs({Grad(Grad("OutQ"))})
     .Attrs({ROPE_ATTRS})
     .SetKernelFn(PD_KERNEL(pf::Rope1<false>))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::Rope1Shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope1Dtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope1Dtype)) PADDLE_FUSED_SPMD(pf::RopeSpmd<1>);
 
 PD_BUILD_OP(paddle_fused_rope_qk)
     .Inputs({"Q", "K", "Sin", "Cos", Optional("PositionIds")})
@@ -313,21 +395,21 @@ PD_BUILD_OP(paddle_fused_rope_qk)
     .Attrs({ROPE_ATTRS})
     .SetKernelFn(PD_KERNEL(pf::Rope2<false>))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::Rope2Shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope2Dtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope2Dtype)) PADDLE_FUSED_SPMD(pf::RopeSpmd<2>);
 PD_BUILD_GRAD_OP(paddle_fused_rope_qk)
     .Inputs({Grad("OutQ"), Grad("OutK"), "Sin", "Cos", Optional("PositionIds")})
     .Outputs({Grad("Q"), Grad("K")})
     .Attrs({ROPE_ATTRS})
     .SetKernelFn(PD_KERNEL(pf::Rope2<true>))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::Rope2Shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope2Dtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope2Dtype)) PADDLE_FUSED_SPMD(pf::RopeSpmd<2>);
 PD_BUILD_DOUBLE_GRAD_OP(paddle_fused_rope_qk)
     .Inputs({Grad(Grad("Q")), Grad(Grad("K")), "Sin", "Cos", Optional("PositionIds")})
     .Outputs({Grad(Grad("OutQ")), Grad(Grad("OutK"))})
     .Attrs({ROPE_ATTRS})
     .SetKernelFn(PD_KERNEL(pf::Rope2<false>))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::Rope2Shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope2Dtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope2Dtype)) PADDLE_FUSED_SPMD(pf::RopeSpmd<2>);
 
 PD_BUILD_OP(paddle_fused_rope_qkv)
     .Inputs({"Q", "K", "V", "Sin", "Cos", Optional("PositionIds")})
@@ -335,14 +417,14 @@ PD_BUILD_OP(paddle_fused_rope_qkv)
     .Attrs({ROPE_ATTRS})
     .SetKernelFn(PD_KERNEL(pf::Rope3<false>))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::Rope3Shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope3Dtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope3Dtype)) PADDLE_FUSED_SPMD(pf::RopeSpmd<3>);
 PD_BUILD_GRAD_OP(paddle_fused_rope_qkv)
     .Inputs({Grad("OutQ"), Grad("OutK"), Grad("OutV"), "Sin", "Cos", Optional("PositionIds")})
     .Outputs({Grad("Q"), Grad("K"), Grad("V")})
     .Attrs({ROPE_ATTRS})
     .SetKernelFn(PD_KERNEL(pf::Rope3<true>))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::Rope3Shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope3Dtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope3Dtype)) PADDLE_FUSED_SPMD(pf::RopeSpmd<3>);
 PD_BUILD_DOUBLE_GRAD_OP(paddle_fused_rope_qkv)
     .Inputs({Grad(Grad("Q")), Grad(Grad("K")), Grad(Grad("V")), "Sin", "Cos",
              Optional("PositionIds")})
@@ -350,7 +432,7 @@ PD_BUILD_DOUBLE_GRAD_OP(paddle_fused_rope_qkv)
     .Attrs({ROPE_ATTRS})
     .SetKernelFn(PD_KERNEL(pf::Rope3<false>))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::Rope3Shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope3Dtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::Rope3Dtype)) PADDLE_FUSED_SPMD(pf::RopeSpmd<3>);
 
 PD_BUILD_OP(paddle_fused_rope_table)
     .Inputs({"X", Optional("PositionIds")})
@@ -358,4 +440,4 @@ PD_BUILD_OP(paddle_fused_rope_table)
     .Attrs({"seq_axis: int", "dim: int", "base: std::vector<float>", "pairing: int"})
     .SetKernelFn(PD_KERNEL(pf::RopeTable))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::RopeTableShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::RopeTableDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::RopeTableDtype)) PADDLE_FUSED_SPMD(pf::RopeTableSpmd);

@@ -1,4 +1,5 @@
 // The SwiGLU operators: shapes, allocation and registration.
+#include "custom_ops/paddle/spmd.h"
 #include "custom_ops/paddle/tensor.h"
 #include "custom_ops/swiglu/swiglu.h"
 
@@ -274,62 +275,62 @@ PD_BUILD_OP(paddle_fused_swiglu)
     .Outputs({"Out"})
     .SetKernelFn(PD_KERNEL(pf::Swiglu))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::HalvedShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::SameDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::SameDtype)) PADDLE_FUSED_ROWS_SPMD("r>0");
 PD_BUILD_GRAD_OP(paddle_fused_swiglu)
     .Inputs({"X", Grad("Out")})
     .Outputs({Grad("X")})
     .SetKernelFn(PD_KERNEL(pf::SwigluGrad))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::SwigluGradShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::SwigluGradDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::SwigluGradDtype)) PADDLE_FUSED_ROWS_SPMD("rr>0");
 PD_BUILD_DOUBLE_GRAD_OP(paddle_fused_swiglu)
     .Inputs({"X", Grad("Out"), Grad(Grad("X"))})
     .Outputs({Grad("X"), Grad(Grad("Out"))})
     .SetKernelFn(PD_KERNEL(pf::SwigluDoubleGrad))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::SwigluDoubleGradShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::SwigluDoubleGradDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::SwigluDoubleGradDtype)) PADDLE_FUSED_ROWS_SPMD("rrr>01");
 
 PD_BUILD_OP(paddle_fused_swiglu_pair)
     .Inputs({"X", "Y"})
     .Outputs({"Out"})
     .SetKernelFn(PD_KERNEL(pf::SwigluPair))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::PairShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::PairDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::PairDtype)) PADDLE_FUSED_ROWS_SPMD("ee>0");
 PD_BUILD_GRAD_OP(paddle_fused_swiglu_pair)
     .Inputs({"X", "Y", Grad("Out")})
     .Outputs({Grad("X"), Grad("Y")})
     .SetKernelFn(PD_KERNEL(pf::SwigluPairGrad))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::PairGradShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::PairGradDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::PairGradDtype)) PADDLE_FUSED_ROWS_SPMD("eee>01");
 PD_BUILD_DOUBLE_GRAD_OP(paddle_fused_swiglu_pair)
     .Inputs({"X", "Y", Grad("Out"), Grad(Grad("X")), Grad(Grad("Y"))})
     .Outputs({Grad("X"), Grad("Y"), Grad(Grad("Out"))})
     .SetKernelFn(PD_KERNEL(pf::SwigluPairDoubleGrad))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::PairDoubleGradShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::PairDoubleGradDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::PairDoubleGradDtype)) PADDLE_FUSED_ROWS_SPMD("eeeee>012");
 
 PD_BUILD_OP(paddle_fused_swiglu_weighted)
     .Inputs({"X", "Probs"})
     .Outputs({"Out"})
     .SetKernelFn(PD_KERNEL(pf::SwigluWeighted))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::WeightedShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::WeightedDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::WeightedDtype)) PADDLE_FUSED_ROWS_SPMD("rr>0");
 PD_BUILD_GRAD_OP(paddle_fused_swiglu_weighted)
     .Inputs({"X", "Probs", Grad("Out")})
     .Outputs({Grad("X"), Grad("Probs")})
     .SetKernelFn(PD_KERNEL(pf::SwigluWeightedGrad))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::WeightedGradShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::WeightedGradDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::WeightedGradDtype)) PADDLE_FUSED_ROWS_SPMD("rrr>01");
 // Registered to raise: without it a second differentiation would return None in silence.
 PD_BUILD_DOUBLE_GRAD_OP(paddle_fused_swiglu_weighted)
     .Inputs({"X", Grad("Out")})
     .Outputs({Grad("X")})
     .SetKernelFn(PD_KERNEL(pf::SwigluWeightedDoubleGrad))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::SwigluGradShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::SwigluGradDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::SwigluGradDtype)) PADDLE_FUSED_ROWS_SPMD("rr>0");
 
 PD_BUILD_OP(paddle_fused_swiglu_weighted_bwd)
     .Inputs({"O1", "Do2S", "UnzippedProbs"})
     .Outputs({"Do1", "ProbsGrad", "O2S"})
     .SetKernelFn(PD_KERNEL(pf::SwigluWeightedBwd))
     .SetInferShapeFn(PD_INFER_SHAPE(pf::WeightedBwdShape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(pf::WeightedBwdDtype));
+    .SetInferDtypeFn(PD_INFER_DTYPE(pf::WeightedBwdDtype)) PADDLE_FUSED_ROWS_SPMD("rrr>021");

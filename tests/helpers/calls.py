@@ -7,13 +7,15 @@ import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
+import paddle
 
 import paddle_fused.nn.functional as F
 
-from .arrays import DTYPES, random_array, to_paddle
+from .arrays import DTYPES, random_array, to_numpy, to_paddle
 from .gradient_cases import TWICE
-from .running import run
+from .running import as_tuple, assert_same, run
 from .second_order import second_order
+from .values import Values
 
 
 @dataclass
@@ -179,22 +181,65 @@ CALLS = {
 }
 
 
-def make_call(name: str, dtype: str, rows: int, width: int, seed: int = 0) -> Call:
-    """The call of that name on new random arrays; width at least 9 for fused_partial_rope."""
+def make_call(
+    name: str, dtype: str, rows: int, width: int, seed: int = 0, values: Values | None = None
+) -> Call:
+    """The call of that name on new arrays, random or by recipe.
+
+    width is at least 8 for fused_partial_rope.
+    """
     rng = np.random.default_rng((seed, rows, width))
+    numbers = itertools.count()
 
     def array(*shape, dtype=dtype, rows=rows):
-        return random_array(rng, shape if rows is False else (rows, *shape), dtype)
+        shape = shape if rows is False else (rows, *shape)
+        if values is not None:
+            return values.array(next(numbers), shape, dtype)
+        return random_array(rng, shape, dtype)
 
     return CALLS[name](array, width)
 
 
+def check_nothing_written(call: Call, place=to_paddle, same=assert_same) -> None:
+    """Inputs and upstream gradients keep their bits; outputs are contiguous, own their memory.
+
+    Args:
+        call: what to compute.
+        place: makes the tensor of a rowwise array.
+        same: compares two lists of arrays.
+    """
+    tensors = [place(a) if i in call.rowwise else to_paddle(a) for i, a in enumerate(call.inputs)]
+    upstream = [None if g is None else place(g) for g in call.upstream]
+    wanted = [t for t in tensors if t.dtype != paddle.int64]
+    for tensor in wanted:
+        tensor.stop_gradient = not call.upstream
+    outputs = as_tuple(call.function(*tensors))
+    pairs = [(out, g) for out, g in zip(outputs, upstream) if g is not None]
+    grads = paddle.grad([o for o, _ in pairs], wanted, [g for _, g in pairs]) if pairs else []
+    same([to_numpy(t) for t in tensors], call.inputs, "inputs")
+    given = [(t, g) for t, g in zip(upstream, call.upstream) if t is not None]
+    same([to_numpy(t) for t, _ in given], [g for _, g in given], "upstream gradients")
+    computed = [t for t in (*outputs, *grads) if t.size]
+    assert all(t.is_contiguous() for t in computed)
+    others = [t for t in (*tensors, *(t for t, _ in given)) if t.size]
+    addresses = [t.data_ptr() for t in (*computed, *others)]
+    assert len(set(addresses)) == len(addresses), "an output shares memory"
+
+
+def one_nan(array) -> np.ndarray:
+    """A copy whose NaNs are all the same one: which of two an operation passes on is free."""
+    array = np.array(array, order="C")
+    if array.dtype.kind not in "iu":
+        array[np.isnan(array)] = np.nan
+    return array
+
+
 def digest(arrays) -> str:
-    """A hash of shapes, dtypes and bytes."""
+    """A hash of shapes, dtypes and bytes; any NaN counts as one."""
     found = hashlib.sha256()
     for array in arrays:
         found.update(f"{array.shape} {array.dtype}".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
+        found.update(one_nan(array).tobytes())
     return found.hexdigest()
 
 

@@ -11,12 +11,18 @@ from .running import check
 # "none" rounds a row's 1/rms and every product; a float32 computation on the other side of one tie
 # moves an element by one step, and a row by one step of 1/rms.
 MAX_ULP_NONE_HALF = 4.0
+# Its gradient holds the third power of that 1/rms, whose own error is 2.5 half steps of up to four
+# roundings, and the terms of a narrow row cancel.
+MAX_ULP_NONE_HALF_GRADIENT = 10.0
 # The share of elements that must equal the oracle with the mode's own roundings.
 MIN_EQUAL = 0.98
 
 
-def check_output(actual, x, weight, epsilon, offset, mode, what="out") -> None:
-    """Out against the exact value and, of a half, against the mode's own roundings."""
+def check_output(actual, x, weight, epsilon, offset, mode, what="out", ordinary=True) -> None:
+    """Out against the exact value and, of a half, against the mode's own roundings.
+
+    The latter only of ordinary data: where 1/rms is 1, products are ties.
+    """
     name = dtype_name(x.dtype)
     assert dtype_name(actual.dtype) == name, what
     rounded = oracle.rms_norm_rounded(x, weight, epsilon, offset, mode, name)
@@ -24,12 +30,10 @@ def check_output(actual, x, weight, epsilon, offset, mode, what="out") -> None:
         numeric.assert_ulp(actual, rounded, MAX_ULP_NONE_HALF, what=what)
     else:
         exact = oracle.rms_norm(x, weight, epsilon, offset)
-        moved = actual
-        if mode == "llama" and name in HALVES:
-            moved = towards(actual, exact, subnormal_slack(x, weight, epsilon, offset))
+        moved = towards(actual, exact, subnormal_slack(x, weight, epsilon, offset, mode))
         bound = numeric.rms_norm_bound(name, mode)
         numeric.assert_ulp(moved, exact, bound, what=what, dtype=name)
-    if name in HALVES and mode != "none" and actual.size >= 100:
+    if ordinary and name in HALVES and mode != "none" and actual.size >= 100:
         equal = numeric.round_to(rounded, name) == actual.astype(np.float64)
         assert equal.mean() >= MIN_EQUAL, f"{what}: {equal.mean():.4f} equal {mode}'s roundings"
 
@@ -42,9 +46,14 @@ def towards(actual, expected, slack) -> np.ndarray:
     return np.where(np.isfinite(wide), moved, wide)
 
 
-def subnormal_slack(x, weight, epsilon, offset) -> np.ndarray:
-    """Half a step of x·r times the factor where x·r is subnormal: the bound is of normal ones."""
+def subnormal_slack(x, weight, epsilon, offset, mode="llama") -> np.ndarray:
+    """Half a step of x·r times the factor where x·r is subnormal: the bound is of normal ones.
+
+    Subnormal in the dtype that x·r is in: x's for a half of "llama" mode, else the arithmetic's.
+    """
     name = dtype_name(x.dtype)
+    if name in HALVES and mode != "llama":
+        name = "float32"
     xhat = oracle.normalized(x, epsilon)
     factor = np.ones(1) if weight is None else np.abs(offset + oracle.f64(weight))
     smallest_normal = np.ldexp(1.0, numeric.smallest_exponent(name))
@@ -97,7 +106,7 @@ def check_gradients(grads, x, weight, g, epsilon, offset, mode, extra=None, what
     if own_rounding:
         # 1/rms is a half number here: its error is in every element of the row.
         worst = np.abs(dx.astype(np.float64) - expected) / spacing(scale, name)
-        assert (worst <= MAX_ULP_NONE_HALF).all(), f"dx {what}: {worst.max()} ULP of scale"
+        assert (worst <= MAX_ULP_NONE_HALF_GRADIENT).all(), f"dx {what}: {worst.max()} ULP of scale"
     else:
         check(dx, expected, name, scale, max(x.shape[-1], 2), f"dx {what}")
     if weight is None:

@@ -10,63 +10,12 @@ import paddle_fused
 import paddle_fused.nn.functional as F
 from helpers import oracle
 from helpers.arrays import random_array, to_numpy, to_paddle
+from helpers.right_calls import RIGHT, ones
 from helpers.running import check
 
 T, V = TypeError, ValueError
 
 
-def ones(*shape, dtype="float32"):
-    return paddle.ones(shape, dtype)
-
-
-# For each function a right call as keyword arguments; a wrong one changes some of them.
-RIGHT = {
-    "swiglu": {"x": ones(3, 8), "y": ones(3, 8)},
-    "fused_swiglu_weighted": {"x": ones(3, 8), "probs": ones(3)},
-    "fused_swiglu_weighted_bwd": {
-        "o1": ones(3, 8),
-        "do2_s": ones(3, 4),
-        "unzipped_probs": ones(3),
-    },
-    "rms_norm": {"x": ones(3, 8), "weight": ones(8), "residual": ones(3, 8)},
-    "fused_rms_norm": {
-        "x": ones(3, 8),
-        "norm_weight": ones(8),
-        "norm_bias": ones(8),
-        "epsilon": 1e-6,
-        "bias": ones(8),
-        "residual": ones(3, 8),
-    },
-    "fused_rms_norm_ext": {"x": ones(3, 8), "scale": ones(8)},
-    "fast_rms_norm": {"x": ones(3, 8), "scale": ones(8)},
-    "fused_rms_norm_ext_grad": {
-        "x": ones(3, 8),
-        "scale": ones(8),
-        "invvar": ones(3),
-        "y_grad": ones(3, 8),
-        "epsilon": 1e-5,
-    },
-    "fused_rotary_position_embedding": {
-        "q": ones(2, 3, 2, 8),
-        "k": ones(2, 3, 1, 8),
-        "v": ones(2, 3, 1, 8),
-        "sin": ones(5, 8),
-        "cos": ones(5, 8),
-        "position_ids": paddle.zeros([2, 3], "int64"),
-    },
-    "apply_rotary_pos_emb": {
-        "q": ones(2, 2, 3, 8),
-        "k": ones(2, 1, 3, 8),
-        "cos": ones(5, 8),
-        "sin": ones(5, 8),
-        "position_ids": paddle.zeros([2, 3], "int64"),
-    },
-    "fused_partial_rope": {
-        "x": ones(2, 3, 2, 8),
-        "cos": ones(1, 5, 1, 4),
-        "sin": ones(1, 5, 1, 4),
-    },
-}
 ARGUMENTS = [
     (function, argument)
     for function, arguments in RIGHT.items()
@@ -332,6 +281,11 @@ def test_wrong_value(function, argument, value, error):
 def test_quantisation_bounds(argument, changes):
     bounds = {"quant_round_type": 0, "quant_max_bound": 127, "quant_min_bound": -127}
     raises(V, "fused_rms_norm", argument, quant_scale=0.5, **{**bounds, **changes})
+
+
+def test_generated_tables_of_a_huge_empty_head():
+    q = paddle.zeros([0, 1, 1, 2**33])
+    raises(V, "fused_rotary_position_embedding", "q", q=q, k=None, v=None, sin=None, cos=None)
 
 
 def test_offset_without_a_weight():

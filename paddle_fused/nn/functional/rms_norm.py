@@ -8,6 +8,7 @@ import math
 import paddle
 
 from paddle_fused import _checks as checks
+from paddle_fused._amp import in_one_dtype
 from paddle_fused._ops import double_parts, run, static_unit
 
 # The values of CastingMode in custom_ops/rms_norm/rms_norm.h.
@@ -110,6 +111,7 @@ def rms_norm(
         [[4. 5.]]
     """
     function = "rms_norm"
+    x, residual = in_one_dtype(x, residual)
     shape = _check_x(function, x)
     epsilon = double_parts(checks.check_epsilon(function, epsilon))
     offset = checks.check_finite(function, "offset", offset)
@@ -238,6 +240,7 @@ def fused_rms_norm(
         [[1.8485 2.1314]]
     """
     function = "fused_rms_norm"
+    x, bias, residual = in_one_dtype(x, bias, residual)
     shape = _check_x(function, x)
     axis = _check_axis(begin_norm_axis, len(shape))
     epsilon = double_parts(checks.check_epsilon(function, epsilon))
@@ -391,6 +394,7 @@ def fused_rms_norm_ext_grad(x, scale, invvar, y_grad, epsilon):
         [[ 0.0453 -0.0339]] [0.8485 1.1314]
     """
     function = "fused_rms_norm_ext_grad"
+    scale, y_grad = in_one_dtype(scale, y_grad)
     shape = _check_x(function, x)
     epsilon = double_parts(checks.check_epsilon(function, epsilon))
     _check_vector(function, "scale", scale, shape[-1])

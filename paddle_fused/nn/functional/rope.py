@@ -7,6 +7,8 @@ import functools
 import paddle
 
 from paddle_fused import _checks as checks
+from paddle_fused._amp import in_one_dtype
+from paddle_fused._distributed import is_distributed
 from paddle_fused._ops import double_parts, is_dygraph, run, static_unit
 
 # The values of RopePairing in custom_ops/rope/rope.h and of Layout in rope_op.cc.
@@ -79,6 +81,11 @@ def _check_tables(function: str, sin, cos, like, shape, layout: int, ids) -> Non
         )
 
 
+def _in_a_table_dtype(like, sin, cos):
+    """The tables; under auto_cast in float32 unless both have the dtype of what they rotate."""
+    return in_one_dtype(like, sin, cos)[1:]
+
+
 def check_base(function: str, argument: str, base) -> float:
     """The base of generated tables: positive and finite."""
     base = checks.check_finite(function, argument, base)
@@ -98,13 +105,27 @@ def _check_ids(function: str, position_ids, shape, layout: int) -> None:
     )
 
 
+def _first_rows(table, length: int):
+    """A table cut to the sequence, so that it can be sharded with it."""
+    axis = 0 if len(table.shape) == 2 else 1
+    if length < 0 or checks.same_size(checks.shape_of(table)[axis], length):
+        return table
+    return paddle.slice(table, [axis], [0], [length])
+
+
 def _rotate(function: str, named, sin, cos, ids, pairing: int, layout: int):
     """One launch for all tensors; inputs are checked. Returns a list."""
     tensors = [tensor for _, tensor in named]
     checks.check_devices(function, **dict(named), sin=sin, cos=cos, position_ids=ids)
-    # What a gradient has to look like; a size beyond an int attribute counts as unknown.
-    sizes = [size for tensor in tensors for size in checks.shape_of(tensor)]
-    shapes = [size if size < 2**31 else -1 for size in sizes]
+    if any(map(is_distributed, tensors)):
+        shapes = []  # those of the parts that a process has are not known here
+        if ids is None:
+            length = checks.shape_of(tensors[0])[_AXES[layout][1]]
+            sin, cos = _first_rows(sin, length), _first_rows(cos, length)
+    else:
+        # What a gradient has to look like; a size beyond an int attribute counts as unknown.
+        sizes = [size for tensor in tensors for size in checks.shape_of(tensor)]
+        shapes = [size if size < 2**31 else -1 for size in sizes]
     out = run(_OPERATORS[len(tensors)], *tensors, sin, cos, ids, pairing, layout, shapes, function)
     return list(out) if len(tensors) > 1 else [out]
 
@@ -134,6 +155,9 @@ def _tables(like, shape, ids, layout: int, base: float, pairing: int):
     seq_axis = _AXES[layout][1]
     if ids is None and is_dygraph() and like.place.is_cpu_place():
         return _cached_tables(shape[seq_axis], str(like.place), shape[3], base, pairing)
+    if ids is None and is_distributed(like) and shape[seq_axis] >= 0:
+        # From the length: to ask `like` for it would gather a sharded sequence.
+        return rotary_tables(shape[seq_axis], shape[3], base, pairing == INTERLEAVED)
     return _generate_tables(like, ids, seq_axis, shape[3], base, pairing)
 
 
@@ -207,6 +231,7 @@ def fused_rotary_position_embedding(
     base = check_base(function, "rotary_emb_base", rotary_emb_base)
     layout = SEQ_BATCH_HEADS if major else BATCH_SEQ_HEADS
     pairing = INTERLEAVED if adjacent else HALVES
+    q, k, v = in_one_dtype(q, k, v)
     named = [("q", q)] + [(n, t) for n, t in (("k", k), ("v", v)) if t is not None]
     shape = _check_rotated(function, layout, named)
     _check_ids(function, position_ids, shape, layout)
@@ -214,9 +239,12 @@ def fused_rotary_position_embedding(
         missing, given = ("sin", "cos") if sin is None else ("cos", "sin")
         raise checks.wrong_value(function, missing, f"a tensor, since {given} is given", None)
     if sin is None:
+        if shape[3] >= 2**31:  # beyond an int attribute
+            raise checks.wrong_value(function, "q", "a head_dim below 2**31 without tables", shape)
         cos, sin = _tables(q, shape, position_ids, layout, base, pairing)
         position_ids = None  # the tables are in the order of the tokens
     else:
+        sin, cos = _in_a_table_dtype(q, sin, cos)
         _check_tables(function, sin, cos, q, shape, layout, position_ids)
     out = _rotate(function, named, sin, cos, position_ids, pairing, layout)
     results = dict(zip((name for name, _ in named), out))
@@ -264,9 +292,11 @@ def apply_rotary_pos_emb(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, nam
     if checks.check_int(function, "unsqueeze_dim", unsqueeze_dim) not in (1, 2):
         raise checks.wrong_value(function, "unsqueeze_dim", "1 or 2", unsqueeze_dim)
     layout = BATCH_HEADS_SEQ if unsqueeze_dim == 1 else BATCH_SEQ_HEADS
+    q, k = in_one_dtype(q, k)
     named = [("q", q), ("k", k)]
     shape = _check_rotated(function, layout, named)
     _check_ids(function, position_ids, shape, layout)
+    sin, cos = _in_a_table_dtype(q, sin, cos)
     _check_tables(function, sin, cos, q, shape, layout, position_ids)
     if position_ids is not None and len(cos.shape) > 2 and cos.shape[0] not in (1, -1):
         raise checks.wrong_value(
@@ -329,6 +359,7 @@ def fused_partial_rope(x, cos, sin):
     """
     function = "fused_partial_rope"
     shape = _check_rotated(function, BATCH_SEQ_HEADS, [("x", x)])
+    sin, cos = _in_a_table_dtype(x, sin, cos)
     _check_tables(function, sin, cos, x, shape, BATCH_SEQ_HEADS, None)
     (out,) = _rotate(function, [("x", x)], sin, cos, None, INTERLEAVED_TO_HALVES, BATCH_SEQ_HEADS)
     return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import paddle
 
 from paddle_fused import _checks as checks
+from paddle_fused._amp import in_float32, in_one_dtype
 from paddle_fused._ops import run, static_unit
 
 
@@ -69,6 +70,7 @@ def swiglu(x, y=None, name=None):
     if y is None:
         _check_packed("swiglu", "x", x)
         return run("swiglu", x)
+    x, y = in_one_dtype(x, y)
     checks.check_tensor("swiglu", "x", x)
     checks.check_tensor("swiglu", "y", y, (x.dtype,))
     shape = checks.shape_of(x)
@@ -111,6 +113,7 @@ def fused_swiglu_weighted(x, probs, name=None):
         [[0.     0.7311]
          [0.1828 0.1828]]
     """
+    probs = in_float32(probs)
     shape = _check_packed("fused_swiglu_weighted", "x", x)
     _check_probs("fused_swiglu_weighted", "probs", probs, shape[:-1])
     checks.check_devices("fused_swiglu_weighted", x=x, probs=probs)
@@ -158,6 +161,7 @@ def fused_swiglu_weighted_bwd(o1, do2_s, unzipped_probs, name=None):
         paddle.Size([32, 128, 4096]) paddle.Size([32, 128, 1]) paddle.Size([32, 128, 2048])
     """
     function = "fused_swiglu_weighted_bwd"
+    (o1, do2_s), unzipped_probs = in_one_dtype(o1, do2_s), in_float32(unzipped_probs)
     shape = _check_packed(function, "o1", o1)
     checks.check_tensor(function, "do2_s", do2_s, (o1.dtype,))
     checks.check_shape(

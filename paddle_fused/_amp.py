@@ -1,0 +1,36 @@
+"""Mixed dtypes under paddle.amp.auto_cast.
+
+Paddle casts nothing for a custom operator. Where a function takes one dtype for several tensors and
+auto_cast has left some in float32, the rule here is that of Paddle's operators on neither list: all
+in float32. Outside auto_cast a mixture stays what it is, and raises TypeError.
+"""
+
+from __future__ import annotations
+
+import paddle
+
+_HALVES = (paddle.float16, paddle.bfloat16)
+
+
+def auto_casting() -> bool:
+    """Whether this code runs under auto_cast; it has no effect on a CPU."""
+    enabled = getattr(paddle, "is_autocast_enabled", None)  # since Paddle 3
+    return enabled is not None and enabled()
+
+
+def in_float32(tensor):
+    """A half-precision tensor in float32, if under auto_cast."""
+    if getattr(tensor, "dtype", None) in _HALVES and auto_casting():
+        return tensor.astype(paddle.float32)
+    return tensor
+
+
+def in_one_dtype(*tensors):
+    """The tensors, in float32 where half precision meets another dtype under auto_cast.
+
+    Anything else comes back as it is: None, what is no tensor, and all of it outside auto_cast.
+    """
+    first, *others = (getattr(tensor, "dtype", None) for tensor in tensors if tensor is not None)
+    if all(dtype == first for dtype in others):
+        return tensors
+    return tuple(in_float32(tensor) for tensor in tensors)
