@@ -63,3 +63,20 @@ def test_too_little_text_is_refused(folder):
     result = run(folder, "--data=short.txt", "--output=none")
     assert result.returncode == 1
     assert "not enough text" in result.stderr
+
+
+def test_benchmark(tmp_path):
+    """benchmarks/patched_llama.py, once round."""
+    script = SCRIPT.parents[1] / "benchmarks" / "patched_llama.py"
+    sizes = ["--layers=1", "--hidden-size=64", "--seq-len=8", "--batch-size=1", "--rounds=1"]
+    result = subprocess.run(
+        [sys.executable, str(script), *sizes],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    # Two norms and the last one, one MLP, one rotation.
+    assert "calls of ours in a step: 5, left to the originals: 0" in result.stdout
+    assert "ratio of the medians" in result.stdout

@@ -9,7 +9,17 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from library import FAMILIES, FLAGS, SIZES, build, gradients, loss_of, replaced, tokens
+from library import (
+    FAMILIES,
+    FLAGS,
+    SIZES,
+    build,
+    gradients,
+    loss_of,
+    replaced,
+    tokens,
+    went_through,
+)
 
 import paddle_fused
 
@@ -24,12 +34,6 @@ def reference(name):
     """The model without fused functions, where there is nothing of ours."""
     assert paddle_fused.patch_report().replaced == []
     return build(name, "off")
-
-
-def went_through(report, places):
-    """Those of the places that were called."""
-    called = {line.name for line in report.lines if line.hits}
-    return tuple(p for p in places if any(name.endswith(p) for name in called))
 
 
 @EACH
