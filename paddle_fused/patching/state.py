@@ -238,9 +238,7 @@ class State:
                 lines.append(place.line(tuple(found)))
             for target in targets:
                 if not is_installed(target):
-                    lines.append(
-                        Line(target, target, "", NOT_REPLACED, "not installed", (), 0, 0, {})
-                    )
+                    lines.append(_missing(target))
             return lines
 
 

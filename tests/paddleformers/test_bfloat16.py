@@ -37,7 +37,7 @@ def test_loss_and_every_gradient(name):
     reference, plain, patched = models(name)
     exact_loss, exact = gradients(reference, tokens())
     with computed_in_float32():
-        plain_loss, expected = gradients(plain, tokens())
+        _, expected = gradients(plain, tokens())
         with paddle_fused.patched() as report:
             loss, found = gradients(patched, tokens())
     assert went_through(report, replaced(name, "on")) == replaced(name, "on")
@@ -54,7 +54,7 @@ def test_loss_and_every_gradient(name):
 
 
 def descend(model, steps=20):
-    """The losses of plain gradient descent: Paddle's optimizers have no bfloat16 on a CPU either."""
+    """The losses of gradient descent: Paddle's optimizers have no bfloat16 on a CPU either."""
     losses = []
     for _ in range(steps):
         loss = loss_of(model, tokens())

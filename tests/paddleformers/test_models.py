@@ -81,7 +81,6 @@ def greedy(model):
 # The stock model's own error when it generates.
 NO_GENERATION = {
     "DeepSeek-V3": (ValueError, "Broadcast dimension mismatch"),  # its rotation of one token
-    "Qwen3-Next": (IndexError, "list index out of range"),  # its cache
 }
 
 
