@@ -42,7 +42,7 @@ build/paddleformers/installed: requirements-paddleformers.txt $(VENV)/tools
 	touch $@
 
 test-paddleformers: venv build/paddleformers/installed  ## unmodified PaddleFormers, patched against plain
-	PYTHONPATH=$(CURDIR)/build/paddleformers $(BIN)/pytest tests/paddleformers
+	PYTHONPATH=$(CURDIR)/build/paddleformers $(BIN)/pytest tests/with_paddleformers
 
 bench: venv  ## operators against plain Paddle on this CPU
 	$(BIN)/python benchmarks/cpu.py

@@ -18,8 +18,12 @@ OPS = ("swiglu", "rms_norm", "rope")
 
 
 def is_installed(target: str) -> bool:
-    """Whether the library can be imported."""
-    return target in sys.modules or importlib.util.find_spec(target) is not None
+    """Whether the library can be imported; a folder of that name is not the library."""
+    if target in sys.modules:
+        spec = getattr(sys.modules[target], "__spec__", None)
+        return spec is None or spec.origin is not None
+    spec = importlib.util.find_spec(target)
+    return spec is not None and spec.origin is not None
 
 
 def _version(target: str) -> str | None:

@@ -1,6 +1,6 @@
 """A stand-in for PaddleFormers: packages of the same names with the least that a patch looks at.
 
-The real library is in tests/paddleformers; this one keeps the rest of the tests free of it. Its
+The real library is in tests/with_paddleformers; this one keeps the rest of the tests free of it. Its
 functions compute what the real ones do, in plain Paddle.
 """
 

@@ -1,6 +1,6 @@
 """What PaddleFormers' table does, on a stand-in for it.
 
-tests/paddleformers runs the real library.
+tests/with_paddleformers runs the real library.
 """
 
 from __future__ import annotations

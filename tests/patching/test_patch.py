@@ -267,6 +267,21 @@ def test_a_named_target_must_be_installed(monkeypatch):
     assert report.lines[-1].reason == "not installed"
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("paddleformers") is not None, reason="PaddleFormers is installed"
+)
+@pytest.mark.parametrize("imported", [False, True])
+def test_a_folder_of_the_name_is_not_the_library(tmp_path, monkeypatch, imported):
+    (tmp_path / "paddleformers").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    if imported:
+        monkeypatch.setitem(sys.modules, "paddleformers", importlib.import_module("paddleformers"))
+    report = paddle_fused.patch()
+    assert report.lines[-1].reason == "not installed"
+    with pytest.raises(ImportError, match="paddleformers is not installed"):
+        paddle_fused.patch("paddleformers")
+
+
 # What is left to the original
 
 

@@ -212,4 +212,4 @@ def test_experts(rng, weighted_before):
         found.append([*out, *inputs, *(to_numpy(p.grad) for p in layer.parameters())])
         layer.clear_gradients()
     for expected, got in zip(*found):
-        np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(got, expected, rtol=2e-5, atol=1e-5)
