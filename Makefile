@@ -44,19 +44,26 @@ build/paddleformers/installed: requirements-paddleformers.txt $(VENV)/tools
 test-paddleformers: venv build/paddleformers/installed  ## unmodified PaddleFormers, patched against plain
 	PYTHONPATH=$(CURDIR)/build/paddleformers $(BIN)/pytest tests/with_paddleformers
 
-bench: venv  ## operators against plain Paddle on this CPU
-	$(BIN)/python benchmarks/cpu.py
+# PyTorch in an environment of its own: only the benchmark wants it.
+$(VENV)-torch/installed: requirements-bench.txt
+	$(PYTHON) -m venv $(VENV)-torch
+	$(VENV)-torch/bin/python -m pip install --quiet -r requirements-bench.txt
+	touch $@
+
+bench: venv $(VENV)-torch/installed  ## operators beside copies, Paddle and PyTorch on this CPU
+	$(BIN)/python -m benchmarks.cpu --torch-python $(VENV)-torch/bin/python --demo-steps 60
+	$(BIN)/python -m benchmarks.cpu.memory
 
 lint: venv  ## formatting and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'custom_ops/*.h' 'custom_ops/*.cc' 'custom_ops/*.inc' 'custom_ops/*.cu' 'custom_ops/*.cuh' 'benchmarks/*.cu' 'tools/*.cc' 'tools/*.h')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'custom_ops/*.h' 'custom_ops/*.cc' 'custom_ops/*.inc' 'custom_ops/*.cu' 'custom_ops/*.cuh' 'benchmarks/*.cu' 'benchmarks/*.cc' 'tools/*.cc' 'tools/*.h' 'tests/*.cc' 'tests/*.inc')
 	$(BIN)/lint-imports
 
 format: venv  ## rewrite sources in the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files 'custom_ops/*.h' 'custom_ops/*.cc' 'custom_ops/*.inc' 'custom_ops/*.cu' 'custom_ops/*.cuh' 'benchmarks/*.cu' 'tools/*.cc' 'tools/*.h')
+	$(BIN)/clang-format -i $$(git ls-files 'custom_ops/*.h' 'custom_ops/*.cc' 'custom_ops/*.inc' 'custom_ops/*.cu' 'custom_ops/*.cuh' 'benchmarks/*.cu' 'benchmarks/*.cc' 'tools/*.cc' 'tools/*.h' 'tests/*.cc' 'tests/*.inc')
 
 strict: venv  ## compile our sources with -Wall -Wextra -Werror
 	$(BIN)/python tools/strict_compile.py
@@ -80,4 +87,4 @@ gpu-bench:  ## kernels against copies and peers on the GPU, with the python that
 	$(PYTHON) -m benchmarks.gpu_kernels
 
 clean:  ## remove what was built, .venv included
-	rm -rf $(VENV) build *.egg-info paddle_fused/_C.so paddle_fused/_build_info.py
+	rm -rf $(VENV) $(VENV)-torch build *.egg-info paddle_fused/_C.so paddle_fused/_build_info.py

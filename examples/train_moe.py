@@ -158,6 +158,7 @@ def run_training(options: argparse.Namespace) -> None:
     result = {
         "losses": losses,
         "validation_loss": validation_loss(model, data[split:], options),
+        "seconds_per_step": float(np.median(warm)),
         "tokens_per_second": options.batch_size * options.seq_len / float(np.median(warm)),
         "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "parameters": int(sum(parameter.size for parameter in model.parameters())),

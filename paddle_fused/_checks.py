@@ -26,7 +26,8 @@ _TENSOR_TYPES = tuple(
     )
     if kind is not None
 )
-_CUDA = paddle.is_compiled_with_cuda()
+_Tensor = paddle.Tensor
+MANY_DEVICES = paddle.is_compiled_with_cuda()
 
 
 def dtype_name(dtype) -> str:
@@ -60,18 +61,37 @@ def is_tensor(value) -> bool:
     return isinstance(value, _TENSOR_TYPES)
 
 
+def _is_one_of(dtype, dtypes) -> bool:
+    """``dtype in dtypes`` without Paddle's slow comparison of unequal dtypes, where it can.
+
+    Dtypes of tensors are the very objects; only static variables may bring equal ones.
+    """
+    for each in dtypes:
+        if dtype is each:
+            return True
+    return dtype in dtypes
+
+
+def same_dtype(a, b) -> bool:
+    """Whether two dtypes are equal."""
+    return a is b or a == b
+
+
 def check_tensor(function: str, argument: str, value, dtypes=FLOAT_DTYPES) -> None:
     """Value is a tensor, or a static variable, of one of the dtypes."""
     if not is_tensor(value):
         raise wrong_type(function, argument, "a paddle.Tensor", type(value).__name__)
-    if value.dtype not in dtypes:
-        raise wrong_type(function, argument, f"dtype {_names(dtypes)}", dtype_name(value.dtype))
-    if isinstance(value, paddle.Tensor) and not (value.is_dense() or is_distributed(value)):
+    dtype = value.dtype
+    if not _is_one_of(dtype, dtypes):
+        raise wrong_type(function, argument, f"dtype {_names(dtypes)}", dtype_name(dtype))
+    if isinstance(value, _Tensor) and not (value.is_dense() or is_distributed(value)):
         raise wrong_type(function, argument, "a dense tensor", "a sparse one")
 
 
 def shape_of(value) -> list[int]:
     """The shape as a list of ints, -1 for what is unknown."""
+    if isinstance(value, _Tensor):
+        return list(value.shape)
     return [size if isinstance(size, int) else -1 for size in value.shape]
 
 
@@ -82,7 +102,7 @@ def same_size(a: int, b: int) -> bool:
 
 def same_shape(a, b) -> bool:
     """Whether two shapes agree as far as they are known."""
-    return len(a) == len(b) and all(map(same_size, a, b))
+    return a == b or (len(a) == len(b) and all(map(same_size, a, b)))
 
 
 def check_shape(function: str, argument: str, shape, expected, meaning: str) -> None:
@@ -99,7 +119,7 @@ def check_rank_at_least_one(function: str, argument: str, shape) -> None:
 
 def check_devices(function: str, **tensors) -> None:
     """All tensors given lie on one device."""
-    if not _CUDA or not paddle.in_dynamic_mode():
+    if not MANY_DEVICES or not paddle.in_dynamic_mode():
         return
     given = [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
     first_name, first = given[0]
@@ -120,6 +140,8 @@ def check_epsilon(function: str, value) -> float:
 
 def check_real(function: str, argument: str, value) -> float:
     """A real number, bool excepted."""
+    if type(value) is float:
+        return value
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise wrong_type(function, argument, "a number", _kind(value))
     try:
@@ -138,6 +160,8 @@ def check_finite(function: str, argument: str, value) -> float:
 
 def check_int(function: str, argument: str, value) -> int:
     """An integer, bool excepted."""
+    if type(value) is int:
+        return value
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise wrong_type(function, argument, "an int", _kind(value))
     return int(value)

@@ -40,7 +40,7 @@ def run(name: str, *arguments):
     distributed = any_distributed(arguments)
     if distributed:
         arguments = without_none(arguments)
-    if is_dygraph() and not paddle.is_grad_enabled():
+    if not paddle.is_grad_enabled() and is_dygraph():
         # Paddle records a custom operator whatever no_grad says, if it sees inputs that train.
         arguments = [_detached(argument) for argument in arguments]
     try:

@@ -2,8 +2,10 @@
 // add up what the rows contribute to vectors of length cols.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
+#include "custom_ops/common/cpu_memory.h"
 #include "custom_ops/common/cpu_parallel.h"
 #include "custom_ops/common/cpu_targets.h"
 #include "custom_ops/common/dispatch.h"
@@ -131,8 +133,9 @@ void RunForward(const RmsNormParams& p) {
   bias.Set(p.bias, p.x_dtype, 0, p.cols, TypeTag<A>{});
   const auto kernel = PADDLE_FUSED_SELECT_TARGET(RmsNormRows<TX, TY>);
   const int64_t bytes = p.rows * p.cols * static_cast<int64_t>(sizeof(TX) + sizeof(TY));
+  const bool stream = BeyondCaches(bytes);
   ParallelFor(p.rows, bytes, [&](int64_t begin, int64_t end) {
-    kernel(p, {scale.data(), norm_bias.data(), bias.data()}, begin, end);
+    kernel(p, {scale.data(), norm_bias.data(), bias.data()}, stream, begin, end);
   });
 }
 
@@ -147,11 +150,12 @@ void RunBackward(const RmsNormBackwardParams& p) {
   ColumnSums<A> bias(p.bias_grad != nullptr, blocks, p.cols);
   const auto kernel = PADDLE_FUSED_SELECT_TARGET(RmsNormBackwardRows<TX, TG>);
   const int64_t bytes = p.rows * p.cols * static_cast<int64_t>(2 * sizeof(TX) + sizeof(TG));
+  const bool stream = BeyondCaches(bytes);
   ParallelFor(blocks.count, bytes, [&](int64_t first, int64_t last) {
     for (int64_t block = first; block < last; ++block) {
       RunBlock<A, 3>({&weight, &norm_bias, &bias}, blocks, block, p.cols,
                      [&](A* const(&sums)[3], int64_t begin, int64_t end) {
-                       kernel(p, scale.data(), {sums[0], sums[1], sums[2]}, begin, end);
+                       kernel(p, scale.data(), {sums[0], sums[1], sums[2]}, stream, begin, end);
                      });
     }
   });

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <vector>
 
+#include "custom_ops/common/cpu_memory.h"
 #include "custom_ops/common/cpu_parallel.h"
 #include "custom_ops/common/cpu_targets.h"
 #include "custom_ops/common/dispatch.h"
@@ -22,9 +23,10 @@ void RunRope(const RopeParams& p) {
   for (int i = 0; i < p.tensor_count; ++i) heads += p.tensors[i].heads;
   const int64_t tokens = p.batch * p.seq;
   const int64_t bytes = 2 * tokens * heads * p.head_dim * static_cast<int64_t>(sizeof(T));
+  const bool stream = BeyondCaches(bytes);
   ParallelFor(tokens, bytes, [&](int64_t begin, int64_t end) {
     std::vector<Acc<T>> scratch(static_cast<size_t>(4 * p.rotary_dim));
-    kernel(p, begin, end, scratch.data());
+    kernel(p, stream, begin, end, scratch.data());
   });
 }
 

@@ -1,4 +1,7 @@
 // CPU launchers of SwiGLU: choose the kernel for dtype and machine, spread rows over threads.
+#include <algorithm>
+
+#include "custom_ops/common/cpu_memory.h"
 #include "custom_ops/common/cpu_parallel.h"
 #include "custom_ops/common/cpu_targets.h"
 #include "custom_ops/common/dispatch.h"
@@ -14,7 +17,8 @@ void LaunchSwigluCpu(const SwigluParams& p) {
     return PADDLE_FUSED_SELECT_TARGET(SwigluKernels<typename decltype(tag)::type>::Forward);
   });
   const int64_t bytes = 3 * p.rows * p.cols * static_cast<int64_t>(SizeOf(p.dtype));
-  ParallelFor(p.rows, bytes, [&](int64_t begin, int64_t end) { kernel(p, begin, end); });
+  const bool stream = BeyondCaches(bytes);
+  ParallelFor(p.rows, bytes, [&](int64_t begin, int64_t end) { kernel(p, stream, begin, end); });
 }
 
 void LaunchSwigluBackwardCpu(const SwigluBackwardParams& p) {
@@ -22,7 +26,8 @@ void LaunchSwigluBackwardCpu(const SwigluBackwardParams& p) {
     return PADDLE_FUSED_SELECT_TARGET(SwigluKernels<typename decltype(tag)::type>::Backward);
   });
   const int64_t bytes = 5 * p.rows * p.cols * static_cast<int64_t>(SizeOf(p.dtype));
-  ParallelFor(p.rows, bytes, [&](int64_t begin, int64_t end) { kernel(p, begin, end); });
+  const bool stream = BeyondCaches(bytes);
+  ParallelFor(p.rows, bytes, [&](int64_t begin, int64_t end) { kernel(p, stream, begin, end); });
 }
 
 void LaunchSwigluDoubleBackwardCpu(const SwigluDoubleBackwardParams& p) {

@@ -145,6 +145,30 @@ def test_cpu_targets(target):
     assert not differing, f"{len(differing)} of {len(here)} differ: {differing[:8]}"
 
 
+STREAMED = """
+import json
+from helpers.calls import CALLS, digest, make_call
+shapes = [(40, 128), (3, 4096), (5, 67)]
+def digest_of(call):
+    rowwise, sums = call.results()
+    return digest([*rowwise, *sums])
+print(json.dumps([
+    digest_of(make_call(name, dtype, *shape))
+    for name in CALLS for dtype in ("float32", "bfloat16", "float16") for shape in shapes
+]))
+"""
+
+
+@pytest.mark.parametrize("target", ["portable", "avx2", "avx512"])
+def test_streaming_stores(target):
+    """Outputs that bypass the caches, in rows that allow it and in rows that do not."""
+    digests = [
+        run_python(STREAMED, PADDLE_FUSED_CPU_TARGET=target, PADDLE_FUSED_STREAM_BYTES=limit)
+        for limit in ("0", str(1 << 40))
+    ]
+    assert digests[0] == digests[1]
+
+
 FORK = """
 import os
 import paddle_fused

@@ -20,8 +20,8 @@ _AXES = {BATCH_SEQ_HEADS: (0, 1, 2), SEQ_BATCH_HEADS: (1, 0, 2), BATCH_HEADS_SEQ
 _OPERATORS = {1: "rope", 2: "rope_qk", 3: "rope_qkv"}
 
 
-def _check_rotated(function: str, layout: int, named) -> list[int]:
-    """The rotated tensors fit each other but for their heads; returns the first one's shape."""
+def _check_rotated(function: str, layout: int, named) -> list[list[int]]:
+    """The rotated tensors fit each other but for their heads; returns their shapes."""
     heads_axis = _AXES[layout][2]
     (first_name, first), *others = named
     checks.check_tensor(function, first_name, first)
@@ -32,14 +32,16 @@ def _check_rotated(function: str, layout: int, named) -> list[int]:
         raise checks.wrong_value(
             function, first_name, "an even head_dim (last axis) of at least 2", f"shape {shape}"
         )
+    shapes = [shape]
     for name, tensor in others:
         checks.check_tensor(function, name, tensor, (first.dtype,))
-        expected = list(shape)
-        expected[heads_axis] = -1  # any number of heads
-        checks.check_shape(
-            function, name, checks.shape_of(tensor), expected, f"{first_name}'s but for the heads"
-        )
-    return shape
+        other = checks.shape_of(tensor)
+        if other != shape:
+            expected = list(shape)
+            expected[heads_axis] = -1  # any number of heads
+            checks.check_shape(function, name, other, expected, f"{first_name}'s but for the heads")
+        shapes.append(other)
+    return shapes
 
 
 def _check_table(function: str, argument: str, table, like, head_dim: int) -> list[int]:
@@ -59,7 +61,7 @@ def _check_tables(function: str, sin, cos, like, shape, layout: int, ids) -> Non
     batch_axis, seq_axis, _ = _AXES[layout]
     cos_shape = _check_table(function, "cos", cos, like, shape[3])
     sin_shape = _check_table(function, "sin", sin, like, shape[3])
-    if cos.dtype != sin.dtype:
+    if not checks.same_dtype(cos.dtype, sin.dtype):
         raise checks.wrong_type(function, "sin", f"cos's dtype {cos.dtype}", str(sin.dtype))
     checks.check_shape(function, "sin", sin_shape, cos_shape, "cos's")
     rank = len(cos_shape)
@@ -113,20 +115,20 @@ def _first_rows(table, length: int):
     return paddle.slice(table, [axis], [0], [length])
 
 
-def _rotate(function: str, named, sin, cos, ids, pairing: int, layout: int):
+def _rotate(function: str, named, shapes, sin, cos, ids, pairing: int, layout: int):
     """One launch for all tensors; inputs are checked. Returns a list."""
     tensors = [tensor for _, tensor in named]
-    checks.check_devices(function, **dict(named), sin=sin, cos=cos, position_ids=ids)
+    if checks.MANY_DEVICES:
+        checks.check_devices(function, **dict(named), sin=sin, cos=cos, position_ids=ids)
     if any(map(is_distributed, tensors)):
-        shapes = []  # those of the parts that a process has are not known here
+        sizes = []  # those of the parts that a process has are not known here
         if ids is None:
-            length = checks.shape_of(tensors[0])[_AXES[layout][1]]
+            length = shapes[0][_AXES[layout][1]]
             sin, cos = _first_rows(sin, length), _first_rows(cos, length)
     else:
         # What a gradient has to look like; a size beyond an int attribute counts as unknown.
-        sizes = [size for tensor in tensors for size in checks.shape_of(tensor)]
-        shapes = [size if size < 2**31 else -1 for size in sizes]
-    out = run(_OPERATORS[len(tensors)], *tensors, sin, cos, ids, pairing, layout, shapes, function)
+        sizes = [size if size < 2**31 else -1 for shape in shapes for size in shape]
+    out = run(_OPERATORS[len(tensors)], *tensors, sin, cos, ids, pairing, layout, sizes, function)
     return list(out) if len(tensors) > 1 else [out]
 
 
@@ -233,7 +235,8 @@ def fused_rotary_position_embedding(
     pairing = INTERLEAVED if adjacent else HALVES
     q, k, v = in_one_dtype(q, k, v)
     named = [("q", q)] + [(n, t) for n, t in (("k", k), ("v", v)) if t is not None]
-    shape = _check_rotated(function, layout, named)
+    shapes = _check_rotated(function, layout, named)
+    shape = shapes[0]
     _check_ids(function, position_ids, shape, layout)
     if (sin is None) != (cos is None):
         missing, given = ("sin", "cos") if sin is None else ("cos", "sin")
@@ -246,9 +249,8 @@ def fused_rotary_position_embedding(
     else:
         sin, cos = _in_a_table_dtype(q, sin, cos)
         _check_tables(function, sin, cos, q, shape, layout, position_ids)
-    out = _rotate(function, named, sin, cos, position_ids, pairing, layout)
-    results = dict(zip((name for name, _ in named), out))
-    return results["q"], results.get("k"), results.get("v")
+    out = iter(_rotate(function, named, shapes, sin, cos, position_ids, pairing, layout))
+    return next(out), None if k is None else next(out), None if v is None else next(out)
 
 
 @static_unit
@@ -294,7 +296,8 @@ def apply_rotary_pos_emb(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, nam
     layout = BATCH_HEADS_SEQ if unsqueeze_dim == 1 else BATCH_SEQ_HEADS
     q, k = in_one_dtype(q, k)
     named = [("q", q), ("k", k)]
-    shape = _check_rotated(function, layout, named)
+    shapes = _check_rotated(function, layout, named)
+    shape = shapes[0]
     _check_ids(function, position_ids, shape, layout)
     sin, cos = _in_a_table_dtype(q, sin, cos)
     _check_tables(function, sin, cos, q, shape, layout, position_ids)
@@ -305,7 +308,7 @@ def apply_rotary_pos_emb(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, nam
             "None with one table per sequence, whose rows are already in order",
             f"position_ids and cos of shape {checks.shape_of(cos)}",
         )
-    q_out, k_out = _rotate(function, named, sin, cos, position_ids, HALVES, layout)
+    q_out, k_out = _rotate(function, named, shapes, sin, cos, position_ids, HALVES, layout)
     return q_out, k_out
 
 
@@ -358,8 +361,9 @@ def fused_partial_rope(x, cos, sin):
         [7. 8. 1. 3. 2. 4.]
     """
     function = "fused_partial_rope"
-    shape = _check_rotated(function, BATCH_SEQ_HEADS, [("x", x)])
+    shapes = _check_rotated(function, BATCH_SEQ_HEADS, [("x", x)])
     sin, cos = _in_a_table_dtype(x, sin, cos)
-    _check_tables(function, sin, cos, x, shape, BATCH_SEQ_HEADS, None)
-    (out,) = _rotate(function, [("x", x)], sin, cos, None, INTERLEAVED_TO_HALVES, BATCH_SEQ_HEADS)
+    _check_tables(function, sin, cos, x, shapes[0], BATCH_SEQ_HEADS, None)
+    pairing, layout = INTERLEAVED_TO_HALVES, BATCH_SEQ_HEADS
+    (out,) = _rotate(function, [("x", x)], shapes, sin, cos, None, pairing, layout)
     return out
