@@ -1,7 +1,7 @@
 """A stand-in for PaddleFormers: packages of the same names with the least that a patch looks at.
 
-The real library is in tests/with_paddleformers; this one keeps the rest of the tests free of it. Its
-functions compute what the real ones do, in plain Paddle.
+The real library is in tests/with_paddleformers; this one keeps the rest of the tests free of it.
+Its functions compute what the real ones do, in plain Paddle.
 """
 
 from __future__ import annotations
