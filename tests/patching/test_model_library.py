@@ -16,6 +16,9 @@ import pytest
 import paddle_fused
 from helpers import model_library, numeric, oracle
 from helpers.arrays import random_array, to_numpy, to_paddle
+from helpers.rotations import check_rotation
+from helpers.running import run
+from paddle_fused.nn.functional.rope import rotate_pairs_heads_first
 
 LLAMA = "paddleformers.transformers.llama.modeling"
 ROPE = f"{LLAMA}.apply_rotary_pos_emb"
@@ -102,6 +105,20 @@ def test_rotation_falls_through_with_tables_it_would_broadcast(library):
     expected, _ = module.apply_rotary_pos_emb(q, q, cos, sin)
     np.testing.assert_array_equal(got.numpy(), expected.numpy())
     assert sum(line_of(report, ROPE).left.values()) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adjacent_pairs_with_heads_first(rng, dtype):
+    """ERNIE's rotation, which no public function has."""
+    q, k = (random_array(rng, (2, heads, 5, 8), dtype) for heads in (4, 2))
+    grads = [random_array(rng, a.shape, dtype) for a in (q, k)]
+    cos, sin = (random_array(rng, (1, 5, 8), dtype) for _ in range(2))
+
+    def rotate(q, k):
+        return rotate_pairs_heads_first(q, k, to_paddle(cos), to_paddle(sin))
+
+    result = run(rotate, [q, k], grads)
+    check_rotation(result, (q, k), grads, cos[:, None], sin[:, None], oracle.PAIRS)
 
 
 @pytest.mark.parametrize("fuse", [True, False])

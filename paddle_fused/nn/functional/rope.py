@@ -319,9 +319,9 @@ def rotate_pairs_heads_first(q, k, cos, sin):
     """
     function = "apply_rotary_pos_emb"
     named = [("q", q), ("k", k)]
-    shape = _check_rotated(function, BATCH_HEADS_SEQ, named)
-    _check_tables(function, sin, cos, q, shape, BATCH_HEADS_SEQ, None)
-    q_out, k_out = _rotate(function, named, sin, cos, None, INTERLEAVED, BATCH_HEADS_SEQ)
+    shapes = _check_rotated(function, BATCH_HEADS_SEQ, named)
+    _check_tables(function, sin, cos, q, shapes[0], BATCH_HEADS_SEQ, None)
+    q_out, k_out = _rotate(function, named, shapes, sin, cos, None, INTERLEAVED, BATCH_HEADS_SEQ)
     return q_out, k_out
 
 
