@@ -8,7 +8,8 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find custom_ops paddle_fused -name '*.py' -o -name '*.cc' -o -name '*.cu' \
 	-o -name '*.h' -o -name '*.inc' -o -name '*.cuh' | grep -v _build_info.py) setup.py pyproject.toml MANIFEST.in
 
-.PHONY: help venv demo test test-paddleformers bench lint format strict sanitize fuzz mutate cuda-compile gpu-test gpu-bench wheel-check clean
+.PHONY: help venv demo test test-paddleformers bench lint format strict sanitize fuzz mutate cuda-compile gpu-test gpu-check \
+	gpu-bench gpu-host-bench wheel-check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
@@ -82,9 +83,16 @@ cuda-compile: venv  ## compile the CUDA sources strictly; no GPU needed, says so
 
 gpu-test:  ## tests on the GPU, with the python that has a CUDA Paddle (PYTHON=...)
 	$(PYTHON) -m pytest tests/gpu
+	$(PYTHON) -m pytest tests/ops --device gpu
+
+gpu-check:  ## kernels by raw pointer against the oracle, with the python that has PyTorch
+	PYTHONPATH=tests $(PYTHON) -m benchmarks.gpu.check
 
 gpu-bench:  ## kernels against copies and peers on the GPU, with the python that has PyTorch
-	$(PYTHON) -m benchmarks.gpu_kernels
+	$(PYTHON) -m benchmarks.gpu_kernels --jobs 8
+
+gpu-host-bench:  ## host time per call on the GPU, with the python that has a CUDA Paddle
+	$(PYTHON) -m benchmarks.gpu.host
 
 clean:  ## remove what was built, .venv included
 	rm -rf $(VENV) $(VENV)-torch build *.egg-info paddle_fused/_C.so paddle_fused/_build_info.py

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -175,7 +176,12 @@ class BuildExtension(cpp_extension.BuildExtension):
         code = (
             "import json, sys, paddle\n"
             "from paddle.base import core\n"
-            "print(json.dumps(sorted(core.load_op_meta_info_and_register_op(sys.argv[1]))))"
+            "from paddle.base.framework import OpProtoHolder\n"
+            "new = core.load_op_meta_info_and_register_op(sys.argv[1])\n"
+            "if new is None:  # Paddle 2.x tells nothing\n"
+            "    OpProtoHolder.instance().update_op_proto()\n"
+            "    new = OpProtoHolder.instance().op_proto_map\n"
+            "print(json.dumps(sorted(new)))"
         )
         command = [sys.executable, "-c", code, str(library)]
         result = subprocess.run(command, capture_output=True, text=True)
@@ -191,7 +197,9 @@ class BuildExtension(cpp_extension.BuildExtension):
     def write_build_info(self, path: Path, extension) -> None:
         cuda = any(source.endswith(".cu") for source in extension.sources)
         compiler = subprocess.run(
-            [os.environ.get("CXX", "c++"), "--version"], capture_output=True, text=True
+            [*shlex.split(os.environ.get("CXX", "c++")), "--version"],
+            capture_output=True,
+            text=True,
         ).stdout.splitlines()
         info = {
             "PADDLE_VERSION": paddle.__version__,

@@ -14,6 +14,19 @@ if HERE not in sys.path:  # for `helpers`, whatever directory pytest was started
     sys.path.insert(0, HERE)
 
 
+def pytest_addoption(parser):
+    """`--device gpu` runs tests/ops on a CUDA device; tests/gpu runs there anyway."""
+    parser.addoption("--device", choices=["cpu", "gpu"], default="cpu", help="where tensors are")
+
+
+def pytest_collection_modifyitems(config, items):
+    """With `--device gpu`: leaves out what tests the CPU, or this Paddle cannot do there."""
+    if config.getoption("--device") == "gpu":
+        from helpers import devices
+
+        devices.prepare(items)
+
+
 @pytest.fixture
 def rng(request):
     """A generator seeded by the test's name, so that one test's numbers do not move another's."""

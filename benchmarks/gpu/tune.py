@@ -35,23 +35,21 @@ def candidates(kind: str, width: int):
     elif kind in ("rms_fwd", "add_rms_fwd"):
         for count in (1, 2, 4, 8):
             threads = -(-vectors // count // 32) * 32
-            if count * threads < vectors or threads > (1024 if count <= 4 else 512):
+            if threads > (1024 if count == 8 else 512):
                 continue
             for rows in sorted(
                 {1, 2, max(1, 128 // threads), max(1, 256 // threads), max(1, 512 // threads)}
             ):
-                if threads * rows <= (1024 if count < 4 or threads > 512 else 512):
+                if threads * rows <= max(512, threads):
                     yield lib.RmsNormTuning(threads, rows, count, 0, 0, 0)
-            if kind == "rms_fwd" and count * threads >= 512:
-                yield lib.RmsNormTuning(threads, 1, count, 1, 0, 0)
     elif kind in ("rms_bwd", "add_rms_bwd"):
         arrays = 3 if kind == "add_rms_bwd" else 2
         for cluster in (1, 2, 4):
             mine = -(-vectors // cluster)
             for count in (1, 2, 4) if cluster == 1 else (4,):
                 threads = -(-mine // count // 32) * 32
-                limit = 1024 if count == 1 else 512
-                if count * threads < mine or threads > limit or threads < 32:
+                limit = 512
+                if threads > limit:
                     continue
                 for rows in (1, 2, 4, 8, 16):
                     if threads * rows > limit or (cluster > 1 and rows > 1):
@@ -70,7 +68,7 @@ def candidates(kind: str, width: int):
                                 )
     elif kind.startswith("rope"):
         for threads in (32, 64, 96, 128):
-            for heads in (1, 2, 4):
+            for heads in (1, 2, 4, 5):
                 yield lib.RopeTuning(threads, heads)
 
 

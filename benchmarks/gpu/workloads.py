@@ -1,8 +1,9 @@
-"""The operators as benchmarks call them: buffers, bytes, launches by raw pointer, and peers."""
+"""The operators as benchmarks call them: buffers, bytes, launches by raw pointer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from ctypes import c_int64, c_void_p
+from dataclasses import dataclass
 from typing import Callable
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from . import library as lib
 
 ELEMENT = 2  # bytes of bfloat16
+BFLOAT16 = lib.DTYPES[torch.bfloat16]
 
 
 def random(*shape, dtype=torch.bfloat16):
@@ -19,36 +21,53 @@ def random(*shape, dtype=torch.bfloat16):
 
 @dataclass
 class Workload:
-    """One operator at one shape."""
+    """One operator at one shape.
+
+    Attributes:
+        size: bytes that a call has to move at least.
+        make: index -> buffers.
+        run: (buffers, tuning) -> None.
+        results: buffers -> the tensors that a call writes.
+        ratio: arrays in and out of the copy it is compared with.
+        flops: floating-point operations of a call, counting an exponential as one.
+    """
 
     name: str
     shape: str
-    size: int  # minimal bytes of a call
-    make: Callable  # index -> buffers
-    run: Callable  # (buffers, tuning) -> None
-    ratio: tuple = (1, 1)  # arrays in and out of the copy it is compared with
-    peers: dict = field(default_factory=dict)  # name -> function of buffers
+    size: int
+    make: Callable
+    run: Callable
+    results: Callable = lambda buffers: []
+    ratio: tuple = (1, 1)
     width: int = 0
+    flops: int = 0
+
+
+def _halves(tensor, cols: int) -> tuple[int, int]:
+    """Addresses of the gate half and the up half of packed rows."""
+    return tensor.data_ptr(), tensor.data_ptr() + cols * ELEMENT
 
 
 def swiglu_forward(kernels, rows: int, cols: int, weighted: bool = True) -> Workload:
-    """Weighted SwiGLU."""
+    """SwiGLU of a packed tensor, weighted or plain."""
 
     def make(_):
         return random(rows, 2 * cols), torch.rand(rows, device="cuda"), random(rows, cols)
 
     def run(buffers, tuning=None):
         x, probs, out = buffers
-        p = lib.Swiglu(3, rows, cols, 2 * cols, x.data_ptr(), x.data_ptr() + cols * ELEMENT)
+        p = lib.Swiglu(BFLOAT16, rows, cols, 2 * cols, *_halves(x, cols))
         p.probs, p.out = probs.data_ptr() if weighted else None, out.data_ptr()
         kernels.launch("swiglu", p, tuning)
 
-    size = 3 * rows * cols * ELEMENT + 4 * rows
-    return Workload("swiglu_fwd", f"{rows}x{cols}", size, make, run, (2, 1), width=cols)
+    size = 3 * rows * cols * ELEMENT + (4 * rows if weighted else 0)
+    name = "swiglu_fwd" if weighted else "plain_swiglu_fwd"
+    rest = {"ratio": (2, 1), "width": cols, "flops": (6 if weighted else 5) * rows * cols}
+    return Workload(name, f"{rows}x{cols}", size, make, run, lambda b: b[2:], **rest)
 
 
-def swiglu_backward(kernels, rows: int, cols: int) -> Workload:
-    """Weighted SwiGLU backward with o2_s."""
+def swiglu_backward(kernels, rows: int, cols: int, weighted: bool = True) -> Workload:
+    """The backward pass; the weighted one gives the gradient of the probabilities and o2_s, too."""
 
     def make(_):
         x, g, probs = random(rows, 2 * cols), random(rows, cols), torch.rand(rows, device="cuda")
@@ -56,25 +75,19 @@ def swiglu_backward(kernels, rows: int, cols: int) -> Workload:
 
     def run(buffers, tuning=None):
         x, g, probs, dx, dprobs, out = buffers
-        half = cols * ELEMENT
-        p = lib.SwigluBackward(3, rows, cols, 2 * cols, x.data_ptr(), x.data_ptr() + half)
-        p.probs, p.out_grad = probs.data_ptr(), g.data_ptr()
-        p.gate_grad, p.up_grad = dx.data_ptr(), dx.data_ptr() + half
-        p.probs_grad, p.out = dprobs.data_ptr(), out.data_ptr()
+        p = lib.SwigluBackward(BFLOAT16, rows, cols, 2 * cols, *_halves(x, cols))
+        p.out_grad = g.data_ptr()
+        p.gate_grad, p.up_grad = _halves(dx, cols)
+        if weighted:
+            p.probs, p.probs_grad, p.out = probs.data_ptr(), dprobs.data_ptr(), out.data_ptr()
         kernels.launch("swiglu_backward", p, tuning)
 
-    def four_wide(buffers):
-        x, g, probs, dx, dprobs, out = (b.data_ptr() for b in buffers)
-        from ctypes import c_int64, c_void_p
-
-        pointers = [c_void_p(v) for v in (x, g, probs, dx, dprobs, out)]
-        kernels.call(
-            "pf_four_wide_swiglu_backward", *pointers, c_int64(rows), cols, kernels.stream()
-        )
-
-    size = 6 * rows * cols * ELEMENT + 8 * rows
-    peers = {"paddle-kernel": four_wide}
-    return Workload("swiglu_bwd", f"{rows}x{cols}", size, make, run, (3, 3), peers, width=cols)
+    arrays = 6 if weighted else 5
+    size = arrays * rows * cols * ELEMENT + (8 * rows if weighted else 0)
+    name = "swiglu_bwd" if weighted else "plain_swiglu_bwd"
+    end, per_element = (6, 16) if weighted else (4, 12)
+    rest = {"ratio": (3, arrays - 3), "width": cols, "flops": per_element * rows * cols}
+    return Workload(name, f"{rows}x{cols}", size, make, run, lambda b: b[3:end], **rest)
 
 
 def rms_norm_forward(kernels, rows: int, cols: int, residual: bool = False) -> Workload:
@@ -88,15 +101,19 @@ def rms_norm_forward(kernels, rows: int, cols: int, residual: bool = False) -> W
     def run(buffers, tuning=None):
         x, weight, y, more, total = buffers
         p = lib.RmsNorm(rows, cols, 1e-6, 0.0, lib.LLAMA)
-        p.x_dtype = p.y_dtype = p.weight_dtype = 3
+        p.x_dtype = p.y_dtype = p.weight_dtype = BFLOAT16
         p.x, p.weight, p.y = x.data_ptr(), weight.data_ptr(), y.data_ptr()
         p.residual, p.residual_out = lib.data(more), lib.data(total)
         kernels.launch("rms_norm", p, tuning)
 
     size = (4 if residual else 2) * rows * cols * ELEMENT + cols * ELEMENT
     name = "add_rms_fwd" if residual else "rms_fwd"
-    ratio = (2, 2) if residual else (1, 1)
-    return Workload(name, f"{rows}x{cols}", size, make, run, ratio, width=cols)
+    ratio, per_element = ((2, 2), 5) if residual else ((1, 1), 4)
+    rest = {"ratio": ratio, "width": cols, "flops": per_element * rows * cols}
+    written = [2, 4] if residual else [2]
+    return Workload(
+        name, f"{rows}x{cols}", size, make, run, lambda b: [b[i] for i in written], **rest
+    )
 
 
 def rms_norm_backward(kernels, rows: int, cols: int, residual: bool = False) -> Workload:
@@ -105,7 +122,7 @@ def rms_norm_backward(kernels, rows: int, cols: int, residual: bool = False) -> 
     def make(_):
         x, g, weight = random(rows, cols), random(rows, cols), random(cols)
         more = random(rows, cols) if residual else None
-        p = lib.RmsNormBackward(rows, cols, 1e-6, 0.0, lib.LLAMA, 3, 3, 3, 3)
+        p = lib.RmsNormBackward(rows, cols, 1e-6, 0.0, lib.LLAMA, *[BFLOAT16] * 4)
         p.weight_grad = weight.data_ptr()
         p.y_grad = g.data_ptr()
         workspace = kernels.workspace("rms_norm_backward", p)
@@ -113,7 +130,7 @@ def rms_norm_backward(kernels, rows: int, cols: int, residual: bool = False) -> 
 
     def run(buffers, tuning=None):
         x, g, weight, dx, dw, workspace, more = buffers
-        p = lib.RmsNormBackward(rows, cols, 1e-6, 0.0, lib.LLAMA, 3, 3, 3, 3)
+        p = lib.RmsNormBackward(rows, cols, 1e-6, 0.0, lib.LLAMA, *[BFLOAT16] * 4)
         p.x, p.weight, p.y_grad = x.data_ptr(), weight.data_ptr(), g.data_ptr()
         p.x_grad, p.weight_grad = dx.data_ptr(), dw.data_ptr()
         p.residual_out_grad = lib.data(more)
@@ -121,7 +138,9 @@ def rms_norm_backward(kernels, rows: int, cols: int, residual: bool = False) -> 
 
     size = (4 if residual else 3) * rows * cols * ELEMENT + 2 * cols * ELEMENT
     name = "add_rms_bwd" if residual else "rms_bwd"
-    return Workload(name, f"{rows}x{cols}", size, make, run, (2, 1), width=cols)
+    ratio, per_element = ((3, 1), 12) if residual else ((2, 1), 11)
+    rest = {"ratio": ratio, "width": cols, "flops": per_element * rows * cols}
+    return Workload(name, f"{rows}x{cols}", size, make, run, lambda b: b[3:5], **rest)
 
 
 def rope(kernels, batch: int, seq: int, heads, dim: int, adjoint: bool = False) -> Workload:
@@ -129,28 +148,28 @@ def rope(kernels, batch: int, seq: int, heads, dim: int, adjoint: bool = False) 
 
     def make(_):
         tensors = [random(batch, seq, h, dim) for h in heads]
-        angle = torch.rand(seq, dim, device="cuda") * 6
+        angle = (torch.rand(seq, dim // 2, device="cuda") * 6).repeat(1, 2)
         tables = angle.cos().to(torch.bfloat16), angle.sin().to(torch.bfloat16)
         return tensors, [torch.empty_like(t) for t in tensors], tables
 
     def run(buffers, tuning=None):
         tensors, outs, (cos, sin) = buffers
-        p = lib.Rope(3, 3, lib.HALVES, adjoint, batch, seq, dim, 0, dim)
+        p = lib.Rope(BFLOAT16, BFLOAT16, lib.HALVES, adjoint, batch, seq, dim, 0, dim)
         p.cos, p.sin, p.table_rows, p.tensor_count = cos.data_ptr(), sin.data_ptr(), seq, len(heads)
         for k, (t, o) in enumerate(zip(tensors, outs)):
-            stride = t.stride()
-            p.tensors[k] = lib.RopeTensor(
-                t.data_ptr(), o.data_ptr(), heads[k], stride[0], stride[1], stride[2]
-            )
+            addresses, strides = (t.data_ptr(), o.data_ptr()), t.stride()[:3]
+            p.tensors[k] = lib.RopeTensor(*addresses, heads[k], *strides)
         kernels.launch("rope", p, tuning)
 
-    size = 2 * batch * seq * sum(heads) * dim * ELEMENT
+    elements = batch * seq * sum(heads) * dim
+    name = "rope_bwd" if adjoint else "rope_fwd"
     shape = f"{batch}x{seq}x{'/'.join(map(str, heads))}x{dim}"
-    return Workload("rope_bwd" if adjoint else "rope_fwd", shape, size, make, run, width=dim)
+    rest = {"width": dim, "flops": 3 * elements}
+    return Workload(name, shape, 2 * elements * ELEMENT, make, run, lambda b: b[1], **rest)
 
 
 def copy(kernels, arrays_in: int, arrays_out: int, size: int) -> Workload:
-    """Our copy kernel, moving about `size` bytes."""
+    """Our copy kernel; size: bytes read and written together."""
     vectors = size // 16 // (arrays_in + arrays_out)
 
     def make(_):
@@ -158,8 +177,6 @@ def copy(kernels, arrays_in: int, arrays_out: int, size: int) -> Workload:
         return source, torch.empty(arrays_out * vectors * 8, device="cuda", dtype=torch.bfloat16)
 
     def run(buffers, tuning=None):
-        from ctypes import c_int64, c_void_p
-
         source, target = (c_void_p(b.data_ptr()) for b in buffers)
         kernels.call(
             "pf_copy", arrays_in, arrays_out, source, target, c_int64(vectors), kernels.stream()
@@ -180,3 +197,26 @@ def memcpy(size: int) -> Workload:
         buffers[1].copy_(buffers[0])
 
     return Workload("memcpy", f"{size >> 20}MiB", size // 4 * 4, make, run)
+
+
+def performance_table(kernels):
+    """The shapes that figures are published for, then small ones."""
+    for rows, cols in ((32768, 1536), (32768, 2048), (32768, 4096), (16384, 14336)):
+        for weighted in (True, False):
+            yield swiglu_forward(kernels, rows, cols, weighted)
+            yield swiglu_backward(kernels, rows, cols, weighted)
+    for cols in (1024, 2048, 4096, 5120, 7168, 8192, 16384, 32768):
+        yield rms_norm_forward(kernels, 16384, cols)
+        yield rms_norm_backward(kernels, 16384, cols)
+    yield rms_norm_forward(kernels, 4096, 65536)
+    yield rms_norm_backward(kernels, 4096, 65536)
+    for cols in (4096, 5120, 7168, 8192):
+        yield rms_norm_forward(kernels, 16384, cols, True)
+        yield rms_norm_backward(kernels, 16384, cols, True)
+    for shape in ((4, 4096, (32, 8), 128), (4, 4096, (64, 8), 128), (2, 4096, (28, 4), 64)):
+        yield rope(kernels, *shape)
+        yield rope(kernels, *shape, adjoint=True)
+    yield swiglu_forward(kernels, 64, 4096)
+    yield swiglu_backward(kernels, 64, 4096)
+    yield rms_norm_forward(kernels, 64, 4096)
+    yield rms_norm_backward(kernels, 64, 4096)

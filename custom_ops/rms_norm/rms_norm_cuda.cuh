@@ -4,7 +4,8 @@
 
 #include <cmath>
 
-#include "custom_ops/common/cuda_math.cuh"
+#include "custom_ops/common/cuda_reduce.cuh"
+#include "custom_ops/common/cuda_vector.cuh"
 #include "custom_ops/rms_norm/rms_norm.h"
 
 namespace paddle_fused {

@@ -1,9 +1,13 @@
 // RMSNorm forward on CUDA.
 //
 // A row lies in the registers of its threads, packed as it came, so memory is read once. Rows too
-// wide for that, and float64, take the loop kernel, which reads a row twice.
+// wide for that, and float64, take the loop kernel, which reads a row twice. Every instruction
+// counts: halves are multiplied by the weight two at a time, unless something has to be added to
+// it.
+#include "custom_ops/common/cuda_async.cuh"
 #include "custom_ops/common/cuda_launch.cuh"
-#include "custom_ops/common/cuda_math.cuh"
+#include "custom_ops/common/cuda_reduce.cuh"
+#include "custom_ops/common/cuda_vector.cuh"
 #include "custom_ops/common/dispatch.h"
 #include "custom_ops/rms_norm/rms_norm_cuda.cuh"
 
@@ -33,13 +37,30 @@ __global__ void __launch_bounds__(kThreads)
   // Weights are asked for before the sum where registers allow.
   constexpr bool kWeightFirst = kForm != Form::kFull && V <= 4;
   __shared__ float slots[2][32 * 32];
-  WaitForPreviousKernel();
-  LetNextKernelStart();
   const int step = blockDim.x * N;
   const int first = threadIdx.x * N;
+  if (kAligned && kForm != Form::kFull && InFirstWave()) {
+    const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+    const int cols = row < p.rows ? static_cast<int>(p.cols) : 0;
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+      const int j = first + k * step;
+      if (j >= cols) continue;
+      Prefetch(static_cast<const T*>(p.x) + row * p.cols + j);
+      if (kForm == Form::kResidual) Prefetch(static_cast<const T*>(p.residual) + row * p.cols + j);
+      if (p.weight != nullptr) Prefetch(static_cast<const T*>(p.weight) + j);
+    }
+  }
+  WaitForPreviousKernel();
+  LetNextKernelStart();
   const bool round_hat = sizeof(T) == 2 && p.mode != CastingMode::kGemma;
   const bool round_all = kForm == Form::kFull && sizeof(T) == 2 && p.mode == CastingMode::kNone;
   const float offset = static_cast<float>(p.offset);
+  // The same choice in every form, as the products of halves round once even where float would not.
+  const bool multiply_halves =
+      sizeof(T) == 2 && round_hat && offset == 0 && p.weight != nullptr &&
+      (kForm != Form::kFull || (p.weight_dtype == p.x_dtype && p.y_dtype == p.x_dtype &&
+                                p.norm_bias == nullptr && !p.quant.enabled));
   int parity = 0;
   for (int64_t base = static_cast<int64_t>(blockIdx.x) * blockDim.y; base < p.rows;
        base += static_cast<int64_t>(gridDim.x) * blockDim.y) {
@@ -51,7 +72,9 @@ __global__ void __launch_bounds__(kThreads)
     for (int k = 0; k < V; ++k) {
       const int j = first + k * step;
       x[k] = {};
-      if (j < cols) x[k] = LoadRaw<kAligned, N>(static_cast<const T*>(p.x) + at + j, cols - j);
+      if (j < cols) {
+        x[k] = LoadRaw<kAligned, N>(static_cast<const T*>(p.x) + at + j, cols - j);
+      }
     }
     if (kForm == Form::kResidual || (kForm == Form::kFull && p.residual_out != nullptr)) {
       Raw<T, N> more[V];
@@ -92,7 +115,9 @@ __global__ void __launch_bounds__(kThreads)
         for (int k = 0; k < V; ++k) {
           const int j = first + k * step;
           w[k] = {};
-          if (j < cols) w[k] = LoadRaw<kAligned, N>(static_cast<const T*>(p.weight) + j, cols - j);
+          if (j < cols) {
+            w[k] = LoadRaw<kAligned, N>(static_cast<const T*>(p.weight) + j, cols - j);
+          }
         }
       }
     }
@@ -131,6 +156,16 @@ __global__ void __launch_bounds__(kThreads)
       Unpack(x[k], v);
 #pragma unroll
       for (int i = 0; i < N; ++i) v[i] = v[i] * r;
+      if constexpr (sizeof(T) == 2) {
+        if (multiply_halves) {
+          if constexpr (!kWeightFirst) {
+            w[k] = LoadRaw<kAligned, N>(static_cast<const T*>(p.weight) + j, cols - j);
+          }
+          StoreRaw<kAligned>(static_cast<T*>(p.y) + at + j, MultiplyHalves(Pack<T>(v), w[k]),
+                             cols - j);
+          continue;
+        }
+      }
       if (round_hat) RoundTo<T>(v);
       if (p.weight != nullptr) {
         if constexpr (kWeightFirst) {
@@ -180,65 +215,6 @@ __global__ void __launch_bounds__(kThreads)
           StoreRaw<kAligned>(static_cast<BFloat16*>(p.y) + at + j, Pack<BFloat16>(v), cols - j);
         }
       }
-    }
-  }
-}
-
-// For wide rows: nothing of the row stays in registers. It is read a second time after its sum, out
-// of the caches, and many light blocks keep the memory busy. Adds in the register kernel's order.
-template <class T>
-__global__ void __launch_bounds__(1024) RmsNormWideKernel(const __grid_constant__ RmsNormParams p,
-                                                          const __grid_constant__ RowConstants c) {
-  constexpr int N = kVector<T>, U = 4;
-  __shared__ float slots[2][32];
-  const int first = threadIdx.x * N, step = blockDim.x * N, cols = static_cast<int>(p.cols);
-  const bool round_hat = sizeof(T) == 2 && p.mode != CastingMode::kGemma;
-  const float offset = static_cast<float>(p.offset);
-  WaitForPreviousKernel();
-  LetNextKernelStart();
-  int parity = 0;
-  for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
-    const T* const x = static_cast<const T*>(p.x) + row * p.cols;
-    T* const y = static_cast<T*>(p.y) + row * p.cols;
-    float sum[1] = {0};
-    int j = first;
-    for (; j + (U - 1) * step < cols; j += U * step) {
-      Raw<T, N> raw[U];
-#pragma unroll
-      for (int u = 0; u < U; ++u) raw[u] = LoadAligned<T, N>(x + j + u * step);
-#pragma unroll
-      for (int u = 0; u < U; ++u) {
-        float v[N];
-        Unpack(raw[u], v);
-#pragma unroll
-        for (int i = 0; i < N; ++i) sum[0] = Fma(v[i], v[i], sum[0]);
-      }
-    }
-    for (; j < cols; j += step) {
-      float v[N];
-      Unpack(LoadAligned<T, N>(x + j), v);
-#pragma unroll
-      for (int i = 0; i < N; ++i) sum[0] = Fma(v[i], v[i], sum[0]);
-    }
-    GroupSum(sum, slots[parity], threadIdx.x, blockDim.x, BlockBarrier{});
-    parity ^= 1;
-    const float r =
-        InvRms<T>(sum[0], p.cols, p.mode, c, [&](int64_t at) { return Widen<float>(x[at]); });
-    if (p.inv_rms != nullptr && threadIdx.x == 0) p.inv_rms[row] = r;
-#pragma unroll 2
-    for (j = first; j < cols; j += step) {
-      const Raw<T, N> raw = LoadAligned<T, N>(x + j);
-      float v[N], f[N];
-      Unpack(raw, v);
-#pragma unroll
-      for (int i = 0; i < N; ++i) v[i] = v[i] * r;
-      if (round_hat) RoundTo<T>(v);
-      if (p.weight != nullptr) {
-        Unpack(LoadAligned<T, N>(static_cast<const T*>(p.weight) + j), f);
-#pragma unroll
-        for (int i = 0; i < N; ++i) v[i] = v[i] * (f[i] + offset);
-      }
-      StoreAligned(y + j, Pack<T>(v));
     }
   }
 }
@@ -293,9 +269,7 @@ constexpr int64_t kMaxVectors = 8 * 1024;
 RmsNormTuning ForwardTuning(int64_t cols, int vector) {
   const int64_t all = CeilDiv<int64_t>(cols, vector);
   RmsNormTuning t{};
-  t.vectors = all <= 32 ? 1 : all <= 64 ? 2 : all <= 1024 ? 4 : 8;
-  if (all > 2048 && all <= 4096) t.vectors = 4;
-  t.stages = all > 2048 ? 1 : 0;  // the wide kernel
+  t.vectors = all <= 32 ? 1 : all <= 64 ? 2 : all <= 2048 ? 4 : 8;
   t.threads = WholeWarps(CeilDiv<int64_t>(all, t.vectors));
   t.rows = t.threads == 32 || t.threads == 128 ? 2 : 1;
   return t;
@@ -314,11 +288,6 @@ void RunForward(const RmsNormParams& p, const RmsNormTuning& t, cudaStream_t str
                       : p.residual_out == nullptr
                           ? RmsNormKernel<T, V, kThreads, Form::kPlain, true>
                           : RmsNormKernel<T, V, kThreads, Form::kResidual, true>;
-  if (t.stages > 0 && aligned && simple && p.residual_out == nullptr) {
-    const LaunchShape wide{dim3(GridSize(p.rows)), dim3(static_cast<unsigned>(t.threads))};
-    Launch("rms_norm", RmsNormWideKernel<T>, wide, stream, p, RowConstants(p.cols, p.epsilon));
-    return;
-  }
   const LaunchShape shape{dim3(GridSize(CeilDiv<int64_t>(p.rows, t.rows))),
                           dim3(static_cast<unsigned>(t.threads), static_cast<unsigned>(t.rows))};
   Launch("rms_norm", kernel, shape, stream, p, RowConstants(p.cols, p.epsilon));
@@ -327,12 +296,11 @@ void RunForward(const RmsNormParams& p, const RmsNormTuning& t, cudaStream_t str
 template <class T>
 void RunForwardOf(const RmsNormParams& p, const RmsNormTuning* tuning, cudaStream_t stream) {
   const RmsNormTuning t = tuning != nullptr ? *tuning : ForwardTuning(p.cols, kVector<T>);
-  const auto run = t.vectors == 1   ? RunForward<T, 1, 1024>
-                   : t.vectors == 2 ? RunForward<T, 2, 1024>
-                   : t.vectors == 4
-                       ? (t.threads <= 512 ? RunForward<T, 4, 512> : RunForward<T, 4, 1024>)
-                   : t.threads <= 512 ? RunForward<T, 8, 512>
-                                      : RunForward<T, 8, 1024>;
+  const auto run = t.vectors == 1              ? RunForward<T, 1, 512>
+                   : t.vectors == 2            ? RunForward<T, 2, 512>
+                   : t.vectors == 4            ? RunForward<T, 4, 512>
+                   : t.threads * t.rows <= 512 ? RunForward<T, 8, 512>
+                                               : RunForward<T, 8, 1024>;
   run(p, t, stream);
 }
 

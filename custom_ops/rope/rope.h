@@ -62,7 +62,7 @@ void LaunchRopeTableCpu(const RopeTableParams& params);
 // shape that was measured best.
 struct RopeTuning {
   int threads;  // of a block
-  int heads;    // that a thread rotates with one read of the tables: 1, 2 or 4
+  int heads;    // that a thread rotates with one read of the tables: 1, 2, 4 or (halves) 5
 };
 void LaunchRopeCuda(const RopeParams& params, void* stream, const RopeTuning* tuning = nullptr);
 void LaunchRopeTableCuda(const RopeTableParams& params, void* stream);

@@ -4,8 +4,9 @@
 // thread takes U heads and reads the tables of its N pairs once for them; all loads are on their
 // way before the first is used. The heads of q, k and v count as one list, so one launch serves
 // all.
+#include "custom_ops/common/cuda_async.cuh"
 #include "custom_ops/common/cuda_launch.cuh"
-#include "custom_ops/common/cuda_math.cuh"
+#include "custom_ops/common/cuda_vector.cuh"
 #include "custom_ops/common/dispatch.h"
 #include "custom_ops/rope/rope.h"
 
@@ -71,7 +72,7 @@ struct TableVector<A, void, N> {
 };
 
 template <class T, int N, class TTable, Pattern kPattern, int U>
-__global__ void __launch_bounds__(128, U == 4 ? 4 : 6)
+__global__ void __launch_bounds__(128, U <= 2 ? 6 : 4)
     RopeKernel(const __grid_constant__ RopeParams p, const __grid_constant__ RopePlan plan) {
   using A = Acc<T>;
   // Pairs are neighbours within a vector on the way in, or out.
@@ -95,7 +96,11 @@ __global__ void __launch_bounds__(128, U == 4 ? 4 : 6)
     int64_t token = task;
     int head = slot;
     if (plan.head_blocks > 1) {
-      token = task / plan.head_blocks;
+      if (plan.tasks <= 0x7fffffff) {
+        token = static_cast<uint32_t>(task) / static_cast<uint32_t>(plan.head_blocks);
+      } else {
+        token = task / plan.head_blocks;
+      }
       head += static_cast<int>(task - token * plan.head_blocks) * plan.slots * U;
     }
     token = token * blockDim.y + threadIdx.y;
@@ -277,13 +282,19 @@ bool FitsVectors(const RopeParams& p, int64_t n) {
   return true;
 }
 
+int AllHeads(const RopeParams& p) {
+  int64_t heads = 0;
+  for (int i = 0; i < p.tensor_count; ++i) heads += p.tensors[i].heads;
+  return static_cast<int>(heads);
+}
+
 template <class T, int N, class TTable, Pattern kPattern, int U>
 void RunKernel(const RopeParams& p, cudaStream_t stream, int block_threads) {
   RopePlan plan{};
   const int64_t items = p.rotary_dim / 2 / N;
   plan.turns = static_cast<int>(CeilDiv<int64_t>(items, 128));
   plan.items = static_cast<int>(CeilDiv<int64_t>(items, plan.turns));
-  for (int i = 0; i < p.tensor_count; ++i) plan.heads += static_cast<int>(p.tensors[i].heads);
+  plan.heads = AllHeads(p);
   // All heads of a token in one block where they fit, evenly spread over blocks else; several
   // tokens where a block would be small.
   const int wanted = CeilDiv(plan.heads, U);
@@ -303,6 +314,9 @@ void RunKernel(const RopeParams& p, cudaStream_t stream, int block_threads) {
 template <class T, class TTable, Pattern kPattern>
 void RunPattern(const RopeParams& p, cudaStream_t stream, const RopeTuning& t) {
   constexpr int N = kVector<T>;
+  if constexpr (sizeof(T) == 2 && sizeof(TTable) == 2) {
+    if (t.heads == 5) return RunKernel<T, N, TTable, kPattern, 5>(p, stream, t.threads);
+  }
   return t.heads == 1   ? RunKernel<T, N, TTable, kPattern, 1>(p, stream, t.threads)
          : t.heads == 2 ? RunKernel<T, N, TTable, kPattern, 2>(p, stream, t.threads)
                         : RunKernel<T, N, TTable, kPattern, 4>(p, stream, t.threads);
@@ -310,7 +324,14 @@ void RunPattern(const RopeParams& p, cudaStream_t stream, const RopeTuning& t) {
 
 template <class T, Pattern kPattern>
 void RunTable(const RopeParams& p, cudaStream_t stream, const RopeTuning* tuning) {
-  RopeTuning t = p.rotary_dim / 2 / kVector<T> <= 4 ? RopeTuning{64, 2} : RopeTuning{32, 4};
+  const int64_t items = p.rotary_dim / 2 / kVector<T>;
+  RopeTuning t = items <= 4 ? RopeTuning{64, 2} : RopeTuning{32, 4};
+  if (items > 4 && sizeof(T) == 2 && p.table_dtype == p.dtype) {
+    // Blocks of one warp: five heads a thread where that leaves fewer slots without a head.
+    const int slots = static_cast<int>(std::max<int64_t>(1, 32 / items));
+    const int heads = AllHeads(p);
+    if (CeilDiv(heads, 5 * slots) * 5 < CeilDiv(heads, 4 * slots) * 4) t.heads = 5;
+  }
   if (tuning != nullptr) t = *tuning;
   if (!FitsVectors(p, kVector<T>)) return RunKernel<T, 1, void, kPattern, 1>(p, stream, 128);
   if (p.table_dtype == p.dtype) return RunPattern<T, T, kPattern>(p, stream, t);

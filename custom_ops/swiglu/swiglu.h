@@ -53,8 +53,9 @@ void LaunchSwigluCpu(const SwigluParams& params);
 void LaunchSwigluBackwardCpu(const SwigluBackwardParams& params);
 void LaunchSwigluDoubleBackwardCpu(const SwigluDoubleBackwardParams& params);
 
-// On the current device; `stream` is a cudaStream_t. std::runtime_error for a failed launch.
-// `tuning` is for benchmarks: null takes the shape that was measured best.
+// On the current device; `stream` is a cudaStream_t. std::runtime_error for a failed launch. No
+// output may share memory with an input: rare elements are read again. `tuning` is for benchmarks:
+// null takes the shape that was measured best.
 struct SwigluTuning {
   int threads;  // of a row, whole warps
   int rows;     // of a block

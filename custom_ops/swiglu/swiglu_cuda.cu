@@ -3,51 +3,18 @@
 // Streaming: every element is read once and written once, in 16-byte vectors with plain loads and
 // stores (cache hints cost 2 to 9 % on an H200). A block takes a few rows, `threads` threads each,
 // and either whole rows (probs_grad is a sum over the row) or a tile of columns.
+#include "custom_ops/common/cuda_async.cuh"
 #include "custom_ops/common/cuda_launch.cuh"
-#include "custom_ops/common/cuda_math.cuh"
+#include "custom_ops/common/cuda_reduce.cuh"
+#include "custom_ops/common/cuda_vector.cuh"
 #include "custom_ops/common/dispatch.h"
 #include "custom_ops/swiglu/swiglu.h"
+#include "custom_ops/swiglu/swiglu_cuda_element.cuh"
 
 namespace paddle_fused {
 namespace gpu {
 
-#include "custom_ops/swiglu/swiglu_math.h"
-
 namespace {
-
-// The sigmoid of a gate below this is near or below the smallest float32, and its products with a
-// gate and an up need not be. For such gates s and silu are held times 2^96 until the end.
-constexpr float kFarGate = -87.0f;
-
-// What results are to be multiplied with that come of SigmoidFor<T, true>.
-template <class T, class A>
-PADDLE_FUSED_INLINE A ScaleFor(A a) {
-  if constexpr (sizeof(T) == 4) return a < kFarGate ? 0x1p-96f : 1.0f;
-  return 1;
-}
-
-// As exact as results of type T can show.
-template <class T, bool kScaled, class A>
-PADDLE_FUSED_INLINE Sigmoid<A> SigmoidFor(A a) {
-  if constexpr (sizeof(T) == 8) {
-    return SigmoidOf(a);
-  } else if constexpr (sizeof(T) == 4) {
-    const bool scaled = kScaled && a < kFarGate;
-    const float e = ExpNonPositiveExact(-Abs(a), scaled ? 96 : 0);
-    // q = 1 / (1 + e), with what the sum 1 + e loses. One rounding less in silu than a s has.
-    const float addend = scaled ? 0.0f : e;
-    const float d = 1 + addend;
-    const float lost = addend - (d - 1);
-    float q = ReciprocalBrief(d);
-    q = Fma(q, NegMulAdd(d, q, 1.0f) - lost, q);
-    Sigmoid<float> sig = SigmoidFrom(a, e, q);
-    sig.silu = Select(a < 0, a * e, a) * q;
-    return sig;
-  } else {
-    const float e = ExpNonPositiveBrief(-Abs(a));
-    return SigmoidFrom(a, e, ReciprocalBrief(1 + e));
-  }
-}
 
 // How rows x cols is cut: tasks of blockDim.y rows and tile_cols columns, row tiles innermost so
 // that neighbouring blocks read neighbouring memory.
@@ -61,7 +28,8 @@ struct Task {
   int64_t row, begin, end;  // begin: this thread's first column
 };
 
-template <int N>
+// Rows that are not there have no columns.
+template <class T>
 PADDLE_FUSED_INLINE Task TaskOf(const Tiles& t, int64_t index) {
   int64_t row_block = index, tile = 0;
   if (t.tiles > 1) {
@@ -74,106 +42,219 @@ PADDLE_FUSED_INLINE Task TaskOf(const Tiles& t, int64_t index) {
   }
   const int64_t first = tile * t.tile_cols;
   const int64_t last = first + t.tile_cols;
-  return {row_block * blockDim.y + threadIdx.y, first + threadIdx.x * N,
-          last < t.cols ? last : t.cols};
+  const int64_t row = row_block * blockDim.y + threadIdx.y;
+  if (row >= t.rows) return {0, 0, 0};
+  return {row, first + threadIdx.x * kVector<T>, last < t.cols ? last : t.cols};
 }
 
-template <class T, int U, bool kAligned>
-__global__ void __launch_bounds__(256, 5)
-    SwigluKernel(const __grid_constant__ SwigluParams p, const __grid_constant__ Tiles tiles) {
-  using A = Acc<T>;
+// Calls body(j, left, v) for this thread's vectors of one task: v[k] are the elements of tensor k
+// from column j on, `left` of them there. U vectors of every tensor are on their way before the
+// first is used. A null tensor is zeros.
+template <bool kAligned, int U, bool kMayBeNull, class T, int K, class Body>
+PADDLE_FUSED_INLINE void ForVectors(const T* const (&from)[K], int64_t begin, int64_t end,
+                                    const Body& body) {
   constexpr int N = kVector<T>;
-  WaitForPreviousKernel();
-  LetNextKernelStart();
-  for (int64_t index = blockIdx.x; index < tiles.tasks; index += gridDim.x) {
-    const Task task = TaskOf<N>(tiles, index);
-    if (task.row >= tiles.rows) continue;
-    const T* gate = static_cast<const T*>(p.gate) + task.row * p.in_stride;
-    const T* up = static_cast<const T*>(p.up) + task.row * p.in_stride;
-    T* out = static_cast<T*>(p.out) + task.row * tiles.cols;
-    const int step = blockDim.x * N;
-    for (int64_t j = task.begin; j < task.end; j += U * step) {
-      Raw<T, N> raw_a[U], raw_b[U];
+  const int step = blockDim.x * N;
+  for (int64_t j = begin; j < end; j += U * step) {
+    Raw<T, N> raw[U][K];
 #pragma unroll
-      for (int u = 0; u < U; ++u) {
-        const int64_t at = j + u * step;
-        if (at < task.end) {
-          raw_a[u] = LoadRaw<kAligned, N>(gate + at, task.end - at);
-          raw_b[u] = LoadRaw<kAligned, N>(up + at, task.end - at);
+    for (int u = 0; u < U; ++u) {
+      const int64_t at = j + u * step;
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        if (kMayBeNull) raw[u][k] = {};
+        if (at < end && !(kMayBeNull && from[k] == nullptr)) {
+          raw[u][k] = LoadRaw<kAligned, N>(from[k] + at, end - at);
         }
       }
-      const A prob = p.probs != nullptr ? static_cast<A>(p.probs[task.row]) : A{1};
+    }
 #pragma unroll
-      for (int u = 0; u < U; ++u) {
-        const int64_t at = j + u * step;
-        if (at >= task.end) break;
-        A a[N], b[N];
-        Unpack(raw_a[u], a);
-        Unpack(raw_b[u], b);
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-          const auto sig = SigmoidFor<T, true>(a[i]);
-          a[i] = Swiglu(b[i], sig) * prob * ScaleFor<T>(a[i]);
-        }
-        StoreRaw<kAligned>(out + at, Pack<T>(a), task.end - at);
-      }
+    for (int u = 0; u < U; ++u) {
+      const int64_t at = j + u * step;
+      if (at >= end) break;
+      body(at, end - at, raw[u]);
     }
   }
 }
 
+// Before the previous kernel ends: the first vectors of the block's first task.
+template <int U, class T, int K>
+PADDLE_FUSED_INLINE void PrefetchVectors(const T* const (&from)[K], int64_t begin, int64_t end) {
+  if (!InFirstWave()) return;
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+    const int64_t at = begin + u * static_cast<int>(blockDim.x) * kVector<T>;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (at < end) Prefetch(from[k] + at);
+    }
+  }
+}
+
+// Calls body(row, at) for this thread's elements of one task, one by one.
+template <class T, class Body>
+PADDLE_FUSED_INLINE void ForElements(const Task& task, const Body& body) {
+  constexpr int N = kVector<T>;
+#pragma unroll 1
+  for (int64_t j = task.begin; j < task.end; j += blockDim.x * N) {
+    const int count = static_cast<int>(task.end - j < N ? task.end - j : N);
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) body(j + i);
+  }
+}
+
+template <class T>
+PADDLE_FUSED_INLINE void SwigluAgain(const SwigluParams& p, Task task) {
+  if constexpr (sizeof(T) < 8) {
+    const float prob = p.probs != nullptr ? p.probs[task.row] : 1.0f;
+    ForElements<T>(task, [&](int64_t j) {
+      const int64_t in = task.row * p.in_stride + j, out = task.row * p.cols + j;
+      const float a = Widen<float>(static_cast<const T*>(p.gate)[in]);
+      const float b = Widen<float>(static_cast<const T*>(p.up)[in]);
+      if (!StrayValue<T>(a, b, Swiglu(b, SigmoidFor<T>(a)), prob)) return;
+      const auto wide = TermsOf<double, double>(a, b, 0, prob);
+      static_cast<T*>(p.out)[out] = Narrow<T>::From(ForRoundingTo<T>(wide.weighted));
+    });
+  }
+}
+
+template <class T, int U, bool kAligned>
+__global__ void __launch_bounds__(U == 1 ? 256 : 128, U == 1 ? 5 : 9)
+    SwigluKernel(const __grid_constant__ SwigluParams p, const __grid_constant__ Tiles tiles) {
+  using A = Acc<T>;
+  constexpr int N = kVector<T>;
+  bool started = false;
+  for (int64_t index = blockIdx.x; index < tiles.tasks; index += gridDim.x) {
+    const Task task = TaskOf<T>(tiles, index);
+    const T* const from[2] = {static_cast<const T*>(p.gate) + task.row * p.in_stride,
+                              static_cast<const T*>(p.up) + task.row * p.in_stride};
+    T* const out = static_cast<T*>(p.out) + task.row * tiles.cols;
+    if (!started) {
+      if (kAligned) PrefetchVectors<U>(from, task.begin, task.end);
+      WaitForPreviousKernel();
+      LetNextKernelStart();
+      started = true;
+    }
+    Watch<T> watch;
+    A prob = 1;
+    ForVectors<kAligned, U, false>(from, task.begin, task.end,
+                                   [&](int64_t j, int64_t left, const Raw<T, N>(&raw)[2]) {
+                                     if (p.probs != nullptr)
+                                       prob = static_cast<A>(p.probs[task.row]);
+                                     A a[N], b[N];
+                                     Unpack(raw[0], a);
+                                     Unpack(raw[1], b);
+                                     watch.Gates(raw[0]);
+#pragma unroll
+                                     for (int i = 0; i < N; ++i) {
+                                       const A value = Swiglu(b[i], SigmoidFor<T>(a[i]));
+                                       if constexpr (sizeof(T) == 4)
+                                         watch.stray |= StrayValue<T>(a[i], b[i], value, prob);
+                                       a[i] = value * prob;
+                                     }
+                                     const Raw<T, N> packed = Pack<T>(a);
+                                     watch.Results(packed);
+                                     StoreRaw<kAligned>(out + j, packed, left);
+                                   });
+    if (sizeof(T) < 8 && watch.InForward(prob)) SwigluAgain<T>(p, task);
+  }
+}
+
+// Returns this thread's share of probs_grad.
+template <class T, bool kWeighted>
+PADDLE_FUSED_INLINE float SwigluBackwardAgain(const SwigluBackwardParams& p, Task task) {
+  float sum = 0;
+  if constexpr (sizeof(T) < 8) {
+    const float prob = kWeighted ? p.probs[task.row] : 1.0f;
+    ForElements<T>(task, [&](int64_t j) {
+      const int64_t in = task.row * p.in_stride + j, out = task.row * p.cols + j;
+      const float a = Widen<float>(static_cast<const T*>(p.gate)[in]);
+      const float b = Widen<float>(static_cast<const T*>(p.up)[in]);
+      const float g = Widen<float>(static_cast<const T*>(p.out_grad)[out]);
+      const float value = Swiglu(b, SigmoidFor<T, true>(a));
+      const auto wide = TermsOf<double, double>(a, b, g, prob);
+      sum += static_cast<float>(g * wide.value);
+      if (StrayGrads<T>(a, b, g, value, prob)) {
+        static_cast<T*>(p.gate_grad)[in] = Narrow<T>::From(ForRoundingTo<T>(wide.gate_grad));
+        static_cast<T*>(p.up_grad)[in] = Narrow<T>::From(ForRoundingTo<T>(wide.up_grad));
+      }
+      // By the forward's rule.
+      if (kWeighted && p.out != nullptr && StrayValue<T>(a, b, value, prob)) {
+        static_cast<T*>(p.out)[out] = Narrow<T>::From(ForRoundingTo<T>(wide.weighted));
+      }
+    });
+  }
+  return sum;
+}
+
 // kWeighted: with probs, whole rows; kOut: stores the forward's result too.
 template <class T, bool kWeighted, bool kOut, bool kAligned>
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(512, 2)
     SwigluBackwardKernel(const __grid_constant__ SwigluBackwardParams p,
                          const __grid_constant__ Tiles tiles) {
   using A = Acc<T>;
   constexpr int N = kVector<T>;
   __shared__ A slots[2][16 * 32];
-  WaitForPreviousKernel();
-  LetNextKernelStart();
+  bool started = false;
   int parity = 0;
   for (int64_t index = blockIdx.x; index < tiles.tasks; index += gridDim.x) {
-    const Task task = TaskOf<N>(tiles, index);
-    const bool active = task.row < tiles.rows;
-    const int64_t row = active ? task.row : 0;
-    const T* gate = static_cast<const T*>(p.gate) + row * p.in_stride;
-    const T* up = static_cast<const T*>(p.up) + row * p.in_stride;
-    const T* out_grad = static_cast<const T*>(p.out_grad) + row * tiles.cols;
-    T* gate_grad = static_cast<T*>(p.gate_grad) + row * p.in_stride;
-    T* up_grad = static_cast<T*>(p.up_grad) + row * p.in_stride;
-    T* out = static_cast<T*>(p.out) + row * tiles.cols;
-    const A prob = kWeighted ? static_cast<A>(p.probs[row]) : A{1};
+    const Task task = TaskOf<T>(tiles, index);
+    const T* const from[3] = {static_cast<const T*>(p.gate) + task.row * p.in_stride,
+                              static_cast<const T*>(p.up) + task.row * p.in_stride,
+                              static_cast<const T*>(p.out_grad) + task.row * tiles.cols};
+    T* const gate_grad = static_cast<T*>(p.gate_grad) + task.row * p.in_stride;
+    T* const up_grad = static_cast<T*>(p.up_grad) + task.row * p.in_stride;
+    T* const out = static_cast<T*>(p.out) + task.row * tiles.cols;
+    if (!started) {
+      if (kAligned) PrefetchVectors<1>(from, task.begin, task.end);
+      WaitForPreviousKernel();
+      LetNextKernelStart();
+      started = true;
+    }
+    const A prob = kWeighted ? static_cast<A>(p.probs[task.row]) : A{1};
     A sum[1] = {0};
-    const int64_t end = active ? task.end : 0;
-    for (int64_t j = task.begin; j < end; j += blockDim.x * N) {
-      const Raw<T, N> raw_a = LoadRaw<kAligned, N>(gate + j, end - j);
-      const Raw<T, N> raw_b = LoadRaw<kAligned, N>(up + j, end - j);
-      const Raw<T, N> raw_g = LoadRaw<kAligned, N>(out_grad + j, end - j);
-      A a[N], b[N], g[N], value[N];
-      Unpack(raw_a, a);
-      Unpack(raw_b, b);
-      Unpack(raw_g, g);
+    Watch<T> watch;
+    ForVectors<kAligned, 1, false>(
+        from, task.begin, task.end, [&](int64_t j, int64_t left, const Raw<T, N>(&raw)[3]) {
+          A a[N], b[N], g[N], o[N];
+          Unpack(raw[0], a);
+          Unpack(raw[1], b);
+          Unpack(raw[2], g);
+          watch.Gates(raw[0]);
+          watch.Factors(raw[0], raw[1]);
+          watch.Upstream(raw[2]);
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const auto sig = SigmoidFor<T, true>(a[i]);
-        const A scale = ScaleFor<T>(a[i]);
-        value[i] = Swiglu(b[i], sig);
-        const auto grads = SwigluBackward(b[i], kWeighted ? g[i] * prob : g[i], sig);
-        if constexpr (kWeighted) sum[0] += g[i] * value[i] * scale;
-        a[i] = grads.gate * scale;
-        b[i] = grads.up * scale;
-        value[i] = value[i] * prob * scale;
-      }
-      StoreRaw<kAligned>(gate_grad + j, Pack<T>(a), end - j);
-      StoreRaw<kAligned>(up_grad + j, Pack<T>(b), end - j);
-      if constexpr (kOut) StoreRaw<kAligned>(out + j, Pack<T>(value), end - j);
+          for (int i = 0; i < N; ++i) {
+            const auto t = TermsOf<T, A, true>(a[i], b[i], g[i], prob);
+            if constexpr (sizeof(T) == 4) {
+              watch.stray |= StrayGrads<T>(a[i], b[i], g[i], t.value, prob);
+            }
+            if constexpr (kWeighted) sum[0] += g[i] * t.value;
+            a[i] = t.gate_grad, b[i] = t.up_grad, o[i] = t.weighted;
+          }
+          StoreRaw<kAligned>(gate_grad + j, Pack<T>(a), left);
+          StoreRaw<kAligned>(up_grad + j, Pack<T>(b), left);
+          if constexpr (kOut) StoreRaw<kAligned>(out + j, Pack<T>(o), left);
+        });
+    if (sizeof(T) < 8 && watch.template InBackward<kWeighted>(prob, sum[0])) {
+      sum[0] = SwigluBackwardAgain<T, kWeighted>(p, task);
     }
     if constexpr (kWeighted) {
       GroupSum(sum, slots[parity] + threadIdx.y * 32, threadIdx.x, blockDim.x, BlockBarrier{});
       parity ^= 1;
-      if (active && threadIdx.x == 0) p.probs_grad[row] = static_cast<float>(sum[0]);
+      if (task.end > 0 && threadIdx.x == 0) p.probs_grad[task.row] = static_cast<float>(sum[0]);
     }
   }
+}
+
+template <class T>
+__device__ __noinline__ SwigluSecond<float> SecondInDouble(float a, float b, float g, float va,
+                                                           float vb) {
+  const double wide = a;
+  const auto t =
+      SwigluDoubleBackward(wide, static_cast<double>(b), static_cast<double>(g),
+                           static_cast<double>(va), static_cast<double>(vb), SigmoidOf(wide));
+  return {ForRoundingTo<T>(t.upstream), ForRoundingTo<T>(t.gate), ForRoundingTo<T>(t.up)};
 }
 
 template <class T, bool kAligned>
@@ -185,37 +266,35 @@ __global__ void __launch_bounds__(256)
   WaitForPreviousKernel();
   LetNextKernelStart();
   for (int64_t index = blockIdx.x; index < tiles.tasks; index += gridDim.x) {
-    const Task task = TaskOf<N>(tiles, index);
-    if (task.row >= tiles.rows) continue;
+    const Task task = TaskOf<T>(tiles, index);
     const int64_t in = task.row * p.in_stride, out = task.row * tiles.cols;
-    for (int64_t j = task.begin; j < task.end; j += blockDim.x * N) {
-      const int64_t left = task.end - j;
-      const auto load = [&](const void* base, int64_t at, A(&v)[N]) {
-        if (base == nullptr) {
+    const auto row = [](const void* base, int64_t at) {
+      return base == nullptr ? nullptr : static_cast<const T*>(base) + at;
+    };
+    const T* const from[5] = {row(p.gate, in), row(p.up, in), row(p.out_grad, out),
+                              row(p.gate_grad_grad, in), row(p.up_grad_grad, in)};
+    ForVectors<kAligned, 1, true>(
+        from, task.begin, task.end, [&](int64_t j, int64_t left, const Raw<T, N>(&raw)[5]) {
+          A a[N], b[N], g[N], va[N], vb[N];
+          Unpack(raw[0], a);
+          Unpack(raw[1], b);
+          Unpack(raw[2], g);
+          Unpack(raw[3], va);
+          Unpack(raw[4], vb);
 #pragma unroll
-          for (int i = 0; i < N; ++i) v[i] = 0;
-        } else {
-          Unpack(LoadRaw<kAligned, N>(static_cast<const T*>(base) + at, left), v);
-        }
-      };
-      A a[N], b[N], g[N], va[N], vb[N];
-      load(p.gate, in + j, a);
-      load(p.up, in + j, b);
-      load(p.out_grad, out + j, g);
-      load(p.gate_grad_grad, in + j, va);
-      load(p.up_grad_grad, in + j, vb);
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const auto second =
-            SwigluDoubleBackward(a[i], b[i], g[i], va[i], vb[i], SigmoidFor<T, false>(a[i]));
-        a[i] = second.gate;
-        b[i] = second.up;
-        g[i] = second.upstream;
-      }
-      StoreRaw<kAligned>(static_cast<T*>(p.gate_out) + in + j, Pack<T>(a), left);
-      StoreRaw<kAligned>(static_cast<T*>(p.up_out) + in + j, Pack<T>(b), left);
-      StoreRaw<kAligned>(static_cast<T*>(p.out_grad_grad) + out + j, Pack<T>(g), left);
-    }
+          for (int i = 0; i < N; ++i) {
+            auto second = SwigluDoubleBackward(a[i], b[i], g[i], va[i], vb[i], SigmoidFor<T>(a[i]));
+            if constexpr (sizeof(T) < 8) {
+              if (a[i] < kFarGate) second = SecondInDouble<T>(a[i], b[i], g[i], va[i], vb[i]);
+            }
+            a[i] = second.gate;
+            b[i] = second.up;
+            g[i] = second.upstream;
+          }
+          StoreRaw<kAligned>(static_cast<T*>(p.gate_out) + in + j, Pack<T>(a), left);
+          StoreRaw<kAligned>(static_cast<T*>(p.up_out) + in + j, Pack<T>(b), left);
+          StoreRaw<kAligned>(static_cast<T*>(p.out_grad_grad) + out + j, Pack<T>(g), left);
+        });
   }
 }
 
@@ -271,7 +350,7 @@ SwigluTuning RowTuning(int64_t cols, int vector) {
   int threads = 256;
   if (all <= 256) {
     // One turn, or two of half the threads.
-    threads = WholeWarps(CeilDiv<int64_t>(all, all > 192 ? 2 : 1));
+    threads = WholeWarps(CeilDiv<int64_t>(all, all > 128 ? 2 : 1));
   } else {
     int64_t best = INT64_MAX;
     for (int candidate : {all > 1024 ? 448 : 256, 256, 512, 448, 384, 320, 288, 224, 192}) {
@@ -283,12 +362,9 @@ SwigluTuning RowTuning(int64_t cols, int vector) {
 }
 
 template <class T, bool kAligned>
-void RunBackward(const SwigluBackwardParams& p, cudaStream_t stream, const SwigluTuning* tuning) {
+void RunBackward(const SwigluBackwardParams& p, cudaStream_t stream, const SwigluTuning& t) {
   constexpr int N = kVector<T>;
   const bool weighted = p.probs != nullptr;
-  const SwigluTuning t = tuning != nullptr ? *tuning
-                         : weighted        ? RowTuning(p.cols, N)
-                                           : ElementwiseTuning(p.cols, N, 1);
   const Tiles tiles = weighted ? WholeRows(p.rows, p.cols, t) : CutColumns(p.rows, p.cols, N, t);
   const auto kernel = !weighted          ? SwigluBackwardKernel<T, false, false, kAligned>
                       : p.out == nullptr ? SwigluBackwardKernel<T, true, false, kAligned>
@@ -327,8 +403,11 @@ void LaunchSwigluBackwardCuda(const SwigluBackwardParams& params, void* stream,
     using T = typename decltype(tag)::type;
     const bool aligned =
         IsAligned(p, kVector<T>, {p.gate, p.up, p.out_grad, p.gate_grad, p.up_grad, p.out});
+    const SwigluTuning t = tuning != nullptr    ? *tuning
+                           : p.probs != nullptr ? RowTuning(p.cols, kVector<T>)
+                                                : ElementwiseTuning(p.cols, kVector<T>, 1);
     const auto run = aligned ? RunBackward<T, true> : RunBackward<T, false>;
-    run(p, static_cast<cudaStream_t>(stream), tuning);
+    run(p, static_cast<cudaStream_t>(stream), t);
   });
 }
 

@@ -124,17 +124,21 @@ def _ext_grad(array, width):
     )
 
 
-def _rope(function):
+def _rope(function, shape_table=lambda table: table):
     """Of q and k with positions; every function takes (q, k, ids, cos, sin)."""
 
     def make(array, width):
         dim = 2 * (width // 8 + 1)
         q, k = array(3, 2, dim), array(3, 1, dim)
         ids = np.arange(3 * len(q)).reshape(len(q), 3) % 11
-        tables = [array(11, dim, rows=False) for _ in range(2)]
+        tables = [shape_table(array(11, dim, rows=False)) for _ in range(2)]
+        on_device = {}
 
         def call(q, k, ids):
-            return function(q, k, ids, *(to_paddle(t) for t in tables))
+            place = str(q.place)
+            if place not in on_device:  # once: the capture of a CUDA graph must not copy them
+                on_device[place] = [to_paddle(table) for table in tables]
+            return function(q, k, ids, *on_device[place])
 
         return Call(call, [q, k, ids], (0, 1, 2), [array(3, 2, dim), array(3, 1, dim)])
 
@@ -156,8 +160,11 @@ def _applied(q, k, ids, cos, sin):
 
 
 def _partial(q, k, _ids, cos, sin):
-    tables = cos[:, :-2].reshape([1, 11, 1, -1]), sin[:, :-2].reshape([1, 11, 1, -1])
-    return F.fused_partial_rope(q, *tables), F.fused_partial_rope(k, *tables)
+    return F.fused_partial_rope(q, cos, sin), F.fused_partial_rope(k, cos, sin)
+
+
+def _narrower(table):
+    return np.ascontiguousarray(table[:, :-2]).reshape(1, 11, 1, -1)
 
 
 CALLS = {
@@ -177,7 +184,7 @@ CALLS = {
     "fused_rotary_position_embedding": _rope(_fused),
     "fused_rotary_position_embedding generated": _rope(_generated),
     "apply_rotary_pos_emb": _rope(_applied),
-    "fused_partial_rope": _rope(_partial),
+    "fused_partial_rope": _rope(_partial, _narrower),
 }
 
 

@@ -240,7 +240,6 @@ def losses(half, steps=20):
 def test_training_follows_float32(half):
     mixed, single = losses(half), losses(None)
     assert mixed[-1] < 0.2 * mixed[0]
-    # Of where it began: the losses fall towards 0.
     assert np.abs(np.subtract(mixed, single)).max() <= 0.03 * single[0]
 
 

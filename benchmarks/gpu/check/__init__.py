@@ -1,0 +1,1 @@
+"""Every kernel against the NumPy float64 oracle, by raw pointer: see __main__.py."""
