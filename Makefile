@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find custom_ops paddle_fused -name '*.py' -o -name '*.cc' -o -name '*.cu' \
 	-o -name '*.h' -o -name '*.inc' -o -name '*.cuh' | grep -v _build_info.py) setup.py pyproject.toml MANIFEST.in
 
-.PHONY: help venv demo test bench lint format strict sanitize fuzz mutate cuda-compile gpu-test gpu-check \
+.PHONY: help venv demo test test-paddleformers bench lint format strict sanitize fuzz mutate cuda-compile gpu-test gpu-check \
 	gpu-bench gpu-host-bench wheel-check clean
 
 help:  ## this list
@@ -35,6 +35,15 @@ demo: venv  ## train a mixture-of-experts language model, export it, serve it
 
 test: venv  ## all tests, and the examples in docstrings, README and docs
 	$(BIN)/pytest tests
+
+# Beside the environment, not in it: the other tests see no PaddleFormers.
+build/paddleformers/installed: requirements-paddleformers.txt $(VENV)/tools
+	rm -rf build/paddleformers
+	$(BIN)/python -m pip install --quiet --no-deps --target build/paddleformers -r $<
+	touch $@
+
+test-paddleformers: venv build/paddleformers/installed  ## unmodified PaddleFormers, patched against plain
+	PYTHONPATH=$(CURDIR)/build/paddleformers $(BIN)/pytest tests/with_paddleformers
 
 # PyTorch in an environment of its own: only the benchmark wants it.
 $(VENV)-torch/installed: requirements-bench.txt

@@ -26,11 +26,11 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+from serve import LOGIT_TOLERANCE, complete, difference, export_model, make_predictor
 
 PROVIDERS = {"fused": "paddle_fused", "plain": "plain Paddle"}
 # Two correct float32 programs part slowly, as rounding differences grow with training.
 LOSS_TOLERANCE = 0.05
-LOGIT_TOLERANCE = 1e-3
 
 
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -136,22 +136,6 @@ def train(model, data: np.ndarray, options: argparse.Namespace, label: str):
     return losses, seconds
 
 
-def export(model, data: np.ndarray, options: argparse.Namespace) -> None:
-    """Saves a static graph for any batch and length, and logits to check it with."""
-    import paddle
-    from paddle.static import InputSpec
-
-    model.eval()
-    prompt = cut(data, [0, len(data) // 2], options.seq_len)[:, :-1]
-    with paddle.no_grad():
-        logits = model(paddle.to_tensor(prompt)).numpy()
-    np.savez(options.output / "check.npz", prompt=prompt, logits=logits)
-    static = paddle.jit.to_static(
-        model, input_spec=[InputSpec([None, None], "int64")], full_graph=True
-    )
-    paddle.jit.save(static, str(options.output / "model"))
-
-
 def run_training(options: argparse.Namespace) -> None:
     """One of the two runs: trains, measures, and leaves NAME.json."""
     import paddle
@@ -181,32 +165,13 @@ def run_training(options: argparse.Namespace) -> None:
         "versions": {"paddle": paddle.__version__, "paddle_fused": paddle_fused.__version__},
     }
     if options.child == "fused":
-        export(model, data[split:], options)
+        held = data[split:]
+        prompt = cut(held, [0, len(held) // 2], options.seq_len)[:, :-1]
+        export_model(model, prompt, options.output)
     (options.output / f"{options.child}.json").write_text(json.dumps(result))
 
 
 # ---- serving, in a process that has never seen the model's code
-
-
-def make_predictor(prefix: Path):
-    """A function from ids to logits, by Paddle's inference engine."""
-    import paddle.inference as inference
-
-    import paddle_fused  # noqa: F401  registers the operators that the exported graph names
-
-    config = inference.Config(f"{prefix}.json", f"{prefix}.pdiparams")
-    config.disable_glog_info()
-    # Paddle's own reshape fails on an empty tensor under oneDNN, and an expert may get no token.
-    config.disable_mkldnn()
-    predictor = inference.create_predictor(config)
-    handle = predictor.get_input_handle(predictor.get_input_names()[0])
-
-    def predict(ids: np.ndarray) -> np.ndarray:
-        handle.copy_from_cpu(ids)
-        predictor.run()
-        return predictor.get_output_handle(predictor.get_output_names()[0]).copy_to_cpu()
-
-    return predict
 
 
 def run_serving(options: argparse.Namespace) -> None:
@@ -214,17 +179,17 @@ def run_serving(options: argparse.Namespace) -> None:
     from tqdm import tqdm
 
     predict = make_predictor(options.output / "model")
-    check = np.load(options.output / "check.npz")
-    difference = float(np.abs(predict(check["prompt"]) - check["logits"]).max())
+    largest = difference(predict, options.output)
     rng = np.random.default_rng(options.seed)
-    text = bytearray(b"def ")
-    for _ in tqdm(range(options.sample_bytes), desc=f"{'sample':<12}", unit="byte"):
-        window = np.frombuffer(bytes(text[-options.seq_len :]), np.uint8)[None].astype(np.int64)
-        logits = predict(window)[0, -1].astype(np.float64) / 0.7
-        chance = np.exp(logits - logits.max())
-        text.append(int(rng.choice(len(chance), p=chance / chance.sum())))
-    result = {"difference": difference, "sample": text.decode("utf-8", "replace")}
-    (options.output / "served.json").write_text(json.dumps(result))
+    with tqdm(total=options.sample_bytes, desc=f"{'sample':<12}", unit="byte") as bar:
+
+        def counted(ids):
+            bar.update()
+            return predict(ids)
+
+        sample = complete(counted, b"def ", options.sample_bytes, options.seq_len, 0.7, rng)
+    text = (b"def " + sample).decode("utf-8", "replace")
+    (options.output / "served.json").write_text(json.dumps({"difference": largest, "sample": text}))
 
 
 # ---- the whole

@@ -20,8 +20,12 @@ __all__ = [
     "keep_cpu_memory",
     "library_path",
     "nn",
+    "patch",
+    "patch_report",
+    "patched",
     "reference",
     "set_num_threads",
+    "unpatch",
 ]
 
 
@@ -45,3 +49,4 @@ if not _reports_environment():
     from paddle_fused import nn, reference
     from paddle_fused._library import has_cuda, is_available, library_path
     from paddle_fused._runtime import get_num_threads, keep_cpu_memory, set_num_threads
+    from paddle_fused.patching import patch, patch_report, patched, unpatch

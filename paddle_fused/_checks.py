@@ -30,12 +30,13 @@ _Tensor = paddle.Tensor
 MANY_DEVICES = paddle.is_compiled_with_cuda()
 
 
-def _name(dtype) -> str:
+def dtype_name(dtype) -> str:
+    """As users write it: "float32" for paddle.float32."""
     return str(dtype).rpartition(".")[2].lower()
 
 
 def _names(dtypes) -> str:
-    names = list(dict.fromkeys(_name(dtype) for dtype in dtypes))
+    names = list(dict.fromkeys(dtype_name(dtype) for dtype in dtypes))
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
@@ -53,6 +54,11 @@ def wrong_type(function: str, argument: str, expected: str, got: str) -> TypeErr
 def wrong_value(function: str, argument: str, expected: str, got) -> ValueError:
     """The ValueError of this package's form."""
     return ValueError(f"{function}(): {argument}: expected {expected}, got {got}")
+
+
+def is_tensor(value) -> bool:
+    """Whether this is a tensor or a static variable."""
+    return isinstance(value, _TENSOR_TYPES)
 
 
 def _is_one_of(dtype, dtypes) -> bool:
@@ -73,11 +79,11 @@ def same_dtype(a, b) -> bool:
 
 def check_tensor(function: str, argument: str, value, dtypes=FLOAT_DTYPES) -> None:
     """Value is a tensor, or a static variable, of one of the dtypes."""
-    if not isinstance(value, _TENSOR_TYPES):
+    if not is_tensor(value):
         raise wrong_type(function, argument, "a paddle.Tensor", type(value).__name__)
     dtype = value.dtype
     if not _is_one_of(dtype, dtypes):
-        raise wrong_type(function, argument, f"dtype {_names(dtypes)}", _name(dtype))
+        raise wrong_type(function, argument, f"dtype {_names(dtypes)}", dtype_name(dtype))
     if isinstance(value, _Tensor) and not (value.is_dense() or is_distributed(value)):
         raise wrong_type(function, argument, "a dense tensor", "a sparse one")
 

@@ -312,6 +312,19 @@ def apply_rotary_pos_emb(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, nam
     return q_out, k_out
 
 
+def rotate_pairs_heads_first(q, k, cos, sin):
+    """(q_out, k_out) of adjacent pairs in ``[B, heads, S, D]``, for `paddle_fused.patching`.
+
+    The one combination that no public call has; tables as `apply_rotary_pos_emb` takes them.
+    """
+    function = "apply_rotary_pos_emb"
+    named = [("q", q), ("k", k)]
+    shapes = _check_rotated(function, BATCH_HEADS_SEQ, named)
+    _check_tables(function, sin, cos, q, shapes[0], BATCH_HEADS_SEQ, None)
+    q_out, k_out = _rotate(function, named, shapes, sin, cos, None, INTERLEAVED, BATCH_HEADS_SEQ)
+    return q_out, k_out
+
+
 @static_unit
 def fused_partial_rope(x, cos, sin):
     r"""Rotates the last R features of each head: Paddle's fused_partial_rope, DeepSeek's layout.
