@@ -20,8 +20,13 @@
 #include <map>
 #include <set>
 
+// In a CUDA build these would include the headers of cuBLAS, cuDNN and others, which a machine with
+// nvcc need not have. Nothing that is declared here and used below depends on that macro.
+#pragma push_macro("PADDLE_WITH_CUDA")
+#undef PADDLE_WITH_CUDA
 #include "paddle/phi/api/ext/spmd_infer.h"
 #include "paddle/phi/core/distributed/auto_parallel/dist_attr.h"
+#pragma pop_macro("PADDLE_WITH_CUDA")
 
 #define PADDLE_FUSED_SPMD(rule) .SetInferSpmdFn(rule)
 #define PADDLE_FUSED_ROWS_SPMD(roles)                                                              \
