@@ -17,11 +17,13 @@ GRADIENTS = ("tests/ops/test_gradients.py",)
 AUTOGRAD = ("tests/ops/test_autograd_engine.py",)
 STATIC = ("tests/graph/test_static_program.py",)
 FAULTS = ("tests/faults",)
+DISTRIBUTED = ("tests/distributed/test_two_processes.py",)
 IMPORT = ("tests/package/test_import.py",)
 MEMORY, THREADS = ("sanitize memory",), ("sanitize threads",)
 
 OPS = "custom_ops/"
 SIMD = OPS + "common/cpu_simd.inc"
+ROWS = OPS + "common/cpu_rows.inc"
 SWIGLU_MATH = OPS + "swiglu/swiglu_math.h"
 SWIGLU_KERNELS = OPS + "swiglu/swiglu_cpu_kernels.inc"
 SWIGLU_OP = OPS + "swiglu/swiglu_op.cc"
@@ -34,6 +36,7 @@ ROPE_KERNELS = OPS + "rope/rope_cpu_kernels.inc"
 ROPE_CPU = OPS + "rope/rope_cpu.cc"
 ROPE_OP = OPS + "rope/rope_op.cc"
 TENSOR = OPS + "paddle/tensor.h"
+SPMD = OPS + "paddle/spmd.h"
 CHECKS = "paddle_fused/_checks.py"
 ROPE_PY = "paddle_fused/nn/functional/rope.py"
 RMS_PY = "paddle_fused/nn/functional/rms_norm.py"
@@ -55,23 +58,23 @@ _ROWS = [
     # Vectors, tails and sums
     (
         "tail of a row dropped",
-        SIMD,
-        "if (j < cols) body(j, static_cast<int>(cols - j));",
+        ROWS,
+        "if (j < cols) body(j, static_cast<int>(cols - j), Vec<A>{});",
         "",
         SWIGLU,
     ),
     (
         "tail of a sum dropped",
-        SIMD,
-        "for (int w = 0; j < end; j += kLanes<A>, ++w) {",
-        "for (int w = 0; j + kLanes<A> <= end; j += kLanes<A>, ++w) {",
+        ROWS,
+        "for (int lane = 0; j < end; j += kLanes<A>, lane += kLanes<A>) {",
+        "for (int lane = 0; j + kLanes<A> <= end; j += kLanes<A>, lane += kLanes<A>) {",
         RMS,
     ),
     (
         "reduction over half of the lanes",
-        SIMD,
-        "for (int width = kWidth / 2; width > 0; width /= 2) {",
-        "for (int width = kWidth / 2; width > 1; width /= 2) {",
+        ROWS,
+        "for (; width > 0; width /= 2) {",
+        "for (; width > 1; width /= 2) {",
         RMS,
     ),
     (
@@ -97,9 +100,9 @@ _ROWS = [
     ),
     (
         "sum of a row in bfloat16",
-        SIMD,
-        "for (int k = 0; k < K; ++k) acc[w][k] += t[k];",
-        "for (int k = 0; k < K; ++k) acc[w][k] = RoundTo<BFloat16, A>(acc[w][k] + t[k]);",
+        ROWS,
+        "for (int k = 0; k < K; ++k) acc[k][w] = acc[k][w] + t[k];",
+        "for (int k = 0; k < K; ++k) acc[k][w] = RoundTo<BFloat16, A>(acc[k][w] + t[k]);",
         SWIGLU,
     ),
     (
@@ -127,22 +130,22 @@ _ROWS = [
     (
         "bfloat16 by truncation",
         SIMD,
-        "const U32 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;",
-        "const U32 rounded = u >> 16;",
+        "return u + ((0x7fffu + ((u >> 16) & 1u)) & ~(U32)(v != v));",
+        "return u;",
         SWIGLU,
     ),
     (
         "bfloat16 ties away from zero",
         SIMD,
-        "const U32 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;",
-        "const U32 rounded = (u + 0x8000u) >> 16;",
+        "return u + ((0x7fffu + ((u >> 16) & 1u)) & ~(U32)(v != v));",
+        "return u + (0x8000u & ~(U32)(v != v));",
         FAULTS,
     ),
     (
         "NaN rounded like a number",
         SIMD,
-        "(is_nan & quiet) | (~is_nan & rounded)",
-        "rounded | (quiet & is_nan & 0u)",
+        "return u + ((0x7fffu + ((u >> 16) & 1u)) & ~(U32)(v != v));",
+        "return u + (0x7fffu + ((u >> 16) & 1u));",
         FAULTS,
     ),
     (
@@ -194,6 +197,13 @@ _ROWS = [
         "SwigluBackward(b, g * prob, sig)",
         "SwigluBackward(b, g, sig)",
         SWIGLU,
+    ),
+    (
+        "elements beyond float32's range not computed again",
+        SWIGLU_KERNELS,
+        "return AnyLane((seen.least < kSmall) | (seen.most > kLarge));",
+        "return false;",
+        FAULTS + SWIGLU,
     ),
     (
         "probability in its own gradient",
@@ -284,8 +294,8 @@ _ROWS = [
     (
         "weight missing in the gradient's sum",
         RMS_KERNELS,
-        "t[1] = upstream(j, n) * LoadOr<A>(scale, j, n, A{1}) * v;",
-        "t[1] = upstream(j, n) * v;",
+        "t[1] = upstream(j, n, V{}) * LoadOr<V>(scale, j, n, A{1}) * v;",
+        "t[1] = upstream(j, n, V{}) * v;",
         RMS,
     ),
     (
@@ -306,21 +316,21 @@ _ROWS = [
     (
         "offset of the weight forgotten",
         RMS_KERNELS,
-        "Store(rounded, Load<double>(static_cast<const T*>(src) + j, n) + offset);",
-        "Store(rounded, Load<double>(static_cast<const T*>(src) + j, n) + 0 * offset);",
+        "Store(rounded, Load<double>(from + j, n) + offset);",
+        "Store(rounded, Load<double>(from + j, n) + 0 * offset);",
         RMS,
     ),
     (
         "rounding step of a mode skipped",
         RMS_KERNELS,
-        "return sizeof(T) == 2 && round_hat ? RoundTo<T, A>(z) : z;",
-        "return sizeof(T) == 1 && round_hat ? RoundTo<T, A>(z) : z;",
+        "if (!round_hat) return z;",
+        "return z;",
         RMS,
     ),
     (
         "gradient of the residual's other use lost",
         RMS_KERNELS,
-        "dx += Load<A>(static_cast<const TX*>(p.residual_out_grad) + at + j, n);",
+        "dx = dx + Step<V>::Load(static_cast<const TX*>(p.residual_out_grad) + at + j, n);",
         "",
         RMS,
     ),
@@ -438,7 +448,14 @@ _ROWS = [
         ROPE,
     ),
     # Checks, autograd, import
-    ("dtype unchecked", CHECKS, "if value.dtype not in dtypes:", "if False:", ERRORS),
+    (
+        "a weight's gradient not summed over processes",
+        SPMD,
+        "axes.sum = roles[like] == 'v';",
+        "axes.sum = false;",
+        DISTRIBUTED,
+    ),
+    ("dtype unchecked", CHECKS, "if not _is_one_of(dtype, dtypes):", "if False:", ERRORS),
     (
         "NaN epsilon accepted",
         CHECKS,
@@ -484,7 +501,7 @@ _ROWS = [
     (
         "no_grad ignored",
         "paddle_fused/_ops.py",
-        "if is_dygraph() and not paddle.is_grad_enabled():",
+        "if not paddle.is_grad_enabled() and is_dygraph():",
         "if False:",
         AUTOGRAD,
     ),
