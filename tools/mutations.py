@@ -309,8 +309,8 @@ _ROWS = [
         "weight gradient divided out of the output",
         RMS_KERNELS,
         "Accumulate(partials.weight, j, n, g * Normalised<A, TX>(v, r, round_hat));",
-        "Accumulate(partials.weight, j, n, g * (v * r * LoadOr<A>(scale, j, n, A{1}) / "
-        "LoadOr<A>(scale, j, n, A{1})));",
+        "Accumulate(partials.weight, j, n, g * (v * r * LoadOr<V>(scale, j, n, A{1}) / "
+        "LoadOr<V>(scale, j, n, A{1})));",
         RMS,
     ),
     (
