@@ -51,6 +51,8 @@ def start_workers(options: argparse.Namespace, threads: int) -> list[Worker]:
     pythons = {"copies": sys.executable, "paddle": options.paddle_python}
     if options.torch_python:
         pythons["torch"] = options.torch_python
+    # Workers start in another folder. A link stays one: it is how an environment is recognised.
+    pythons = {name: os.path.abspath(python) for name, python in pythons.items()}
     memory = "give" if options.as_installed else "keep"
     # The source tree comes last on the path: its paddle_fused has no library.
     root = str(Path(__file__).resolve().parents[2])

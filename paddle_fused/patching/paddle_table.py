@@ -8,9 +8,10 @@ import paddle
 import paddle.incubate.nn.functional
 
 from paddle_fused import _checks as checks
+from paddle_fused._amp import in_one_dtype
 from paddle_fused.nn import functional as F
 from paddle_fused.patching.routes import Row
-from paddle_fused.patching.support import first_reason, unsupported_tensor
+from paddle_fused.patching.support import first_reason, unsupported_number, unsupported_tensor
 
 _INCUBATE = "paddle.incubate.nn.functional"
 _NN = "paddle.nn.functional"
@@ -67,15 +68,22 @@ def _fused_rms_norm_unsupported(
         ("x", "norm_weight", "norm_bias", "bias", "residual"),
         (x, norm_weight, norm_bias, bias, residual),
     )
-    return first_reason(*(unsupported_tensor(name, value) for name, value in named))
+    return first_reason(
+        unsupported_number("epsilon", epsilon),
+        *(unsupported_tensor(name, value) for name, value in named),
+    )
 
 
 def _ext_unsupported(x, scale, epsilon=1e-5, name=None):
-    return first_reason(unsupported_tensor("x", x), unsupported_tensor("scale", scale))
+    return first_reason(
+        unsupported_tensor("x", x),
+        unsupported_tensor("scale", scale),
+        unsupported_number("epsilon", epsilon),
+    )
 
 
 def _fast_unsupported(x, scale, epsilon=1e-5):
-    return _ext_unsupported(x, scale)
+    return _ext_unsupported(x, scale, epsilon)
 
 
 def _ext_grad_unsupported(x, scale, invvar, y_grad, epsilon):
@@ -96,6 +104,7 @@ def _rms_norm(input, normalized_shape, weight=None, eps=1e-5, name=None):
     if weight is None:
         weight = paddle.ones(axes, dtype=input.dtype)
     else:
+        input, weight = in_one_dtype(input, weight)
         checks.check_tensor("rms_norm", "weight", weight, (input.dtype,))
         checks.check_shape("rms_norm", "weight", checks.shape_of(weight), axes, "normalized_shape")
     if len(axes) == 1:

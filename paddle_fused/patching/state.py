@@ -70,6 +70,7 @@ class _Place:
         self.route: Route | None = None
         self.original = None
         self.ours = None
+        self.placed = False  # ours stands there, or under what somebody put on top of it
         self.spread: list[tuple] = []  # (ours, original) of what modules may hold copies of
         self.problem = ""
 
@@ -79,8 +80,9 @@ class _Place:
             return []
         changed = []
         try:
-            if self.prepare() is not self.ours:
+            if self.prepare() is not self.ours and not self.placed:
                 places.write(self.row, self.ours)
+                self.placed = True
                 # A class that is taken by value is a base class there: that stays the library's.
                 if self.row.kind == ATTRIBUTE:
                     changed.append((self.original, self.ours))
@@ -93,6 +95,8 @@ class _Place:
     def prepare(self):
         """Makes the route to what stands there now, and returns that.
 
+        What somebody put on top of ours since stays, and calls ours or not, as they like.
+
         Raises:
             NotThereError: this row does not fit.
         """
@@ -100,7 +104,8 @@ class _Place:
         if self.problem:
             raise places.NotThereError(self.problem)
         current = places.read(self.row)
-        if current is not self.original and current is not self.ours:
+        known = current is self.original or current is self.ours
+        if not known and not self.placed:
             route, ours = places.make_route(self.row, current, self.calls)
             if self.route is not None:
                 self.route.active = False  # the new one may lead there
@@ -116,6 +121,7 @@ class _Place:
         self._activate()
         if self.holders or self.ours is None or self.row.kind == LAYER:
             return []
+        self.placed = False
         try:
             # Somebody may have put another function on top of ours: it is not ours to remove.
             if places.read(self.row) is self.ours:

@@ -25,6 +25,11 @@ def unsupported_tensor(name: str, value, dtypes=checks.FLOAT_DTYPES) -> str | No
     return None
 
 
+def unsupported_number(name: str, value) -> str | None:
+    """Why this argument is not for us: Paddle takes a tensor for some numbers."""
+    return f"{name} is a tensor" if checks.is_tensor(value) else None
+
+
 def _unsupported_kind(name: str, tensor) -> str | None:
     if not tensor.is_dense() and not tensor.is_dist():
         return f"{name} is sparse"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,9 +38,14 @@ def load_cases():
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
-    """Every operator on the smallest sizes, few rounds, without PyTorch."""
+    """Every operator on the smallest sizes, few rounds, without PyTorch.
+
+    Workers start elsewhere: a path from here must do.
+    """
     folder = tmp_path_factory.mktemp("bench")
+    python = os.path.relpath(sys.executable, ROOT)
     arguments = ["--sizes", "tiny", "cache", "--threads", "1", "--rounds=2", f"--output={folder}"]
+    arguments += [f"--paddle-python={python}"]
     return folder, run("benchmarks.cpu", *arguments)
 
 

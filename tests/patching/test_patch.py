@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from unittest import mock
 
 import numpy as np
 import paddle
@@ -16,6 +17,7 @@ import pytest
 
 import paddle_fused
 from helpers import numeric, oracle
+from helpers.amp import auto_cast
 from helpers.arrays import random_array, to_numpy, to_paddle
 from paddle_fused import patching
 from paddle_fused.patching.state import TABLES
@@ -183,14 +185,30 @@ def test_a_function_put_on_top_stays_on_top_of_a_block(library):
             importlib.import_module("paddleformers.transformers.llama.modeling")
             assert paddle.nn.functional.swiglu is swiglu
         assert paddle.nn.functional.swiglu is swiglu
-        paddle_fused.patch()  # once more, on top of theirs
-        assert paddle.nn.functional.swiglu is not swiglu
+        paddle_fused.patch()  # once more: ours is there, below theirs
+        assert paddle.nn.functional.swiglu is swiglu
         assert is_ours()
         paddle_fused.unpatch()
         assert paddle.nn.functional.swiglu is swiglu
         assert not is_ours()
     finally:
         paddle.nn.functional.swiglu = saved[0]
+
+
+@pytest.mark.parametrize("again", ["patch", "patched"])
+def test_a_function_put_on_top_breaks_nothing_below_it(user_module, again):
+    """Names taken by value keep ours, and so does the place when theirs has gone."""
+    copy_of_it = user_module("users_model", BY_VALUE)
+    paddle_fused.patch()
+    with mock.patch.object(paddle.nn.functional, "swiglu"):
+        if again == "patch":
+            paddle_fused.patch()
+        else:
+            with paddle_fused.patched():
+                pass
+        assert copy_of_it.fused_swiglu(half(2, 4)).shape == [2, 2]
+    assert is_ours()
+    assert copy_of_it.fused_swiglu(half(2, 4)).shape == [2, 2]
 
 
 def test_another_original_gets_a_patch_of_its_own():
@@ -427,6 +445,23 @@ def test_nn_functional_rms_norm_refuses_other_shapes():
             paddle.nn.functional.rms_norm(half(3, 2, 8), [2, 8], half(16))
         with pytest.raises(TypeError, match="weight"):
             paddle.nn.functional.rms_norm(half(3, 2, 8), [8], paddle.ones([8]))
+
+
+def test_nn_functional_rms_norm_under_auto_cast():
+    """A float32 weight beside half precision, as O1 leaves it: computed in float32."""
+    x, weight = half(3, 8), paddle.ones([8])
+    with paddle_fused.patched(), auto_cast():
+        out, _ = paddle.nn.functional.rms_norm(x, [8], weight)
+    assert out.dtype == paddle.float32
+    np.testing.assert_allclose(out.numpy(), np.ones((3, 8)), rtol=1e-5)
+
+
+def test_an_epsilon_that_is_a_tensor_falls_through():
+    report = paddle_fused.patch(ops=["rms_norm"])
+    with pytest.raises(Exception):  # noqa: B017 - whatever Paddle's CPU says to bfloat16
+        incubate.fused_rms_norm(half(2, 4), half(4), None, paddle.to_tensor(1e-5), 1)
+    (line,) = [line for line in report.lines if line.name.endswith(".fused_rms_norm")]
+    assert line.left == {"epsilon is a tensor": 1}
 
 
 @pytest.mark.parametrize("full_graph", [True, False], ids=["ast", "sot"])

@@ -12,28 +12,14 @@ import contextlib
 import numpy as np
 import paddle
 import pytest
-from paddle.base import core
 
 import paddle_fused.nn.functional as F
+from helpers.amp import LEVELS, auto_cast
 from helpers.arrays import random_array, to_numpy, to_paddle
 from helpers.numeric import assert_bit_equal
 from paddle_fused.nn import RMSNorm, RotaryEmbedding, SwiGLUMLP
 
 HALVES = ["bfloat16", "float16"]
-LEVELS = {"O1": core.AmpLevel.O1, "O2": core.AmpLevel.O2}
-
-
-@contextlib.contextmanager
-def auto_cast(level="O1", dtype="bfloat16"):
-    """Paddle's state under paddle.amp.auto_cast on a GPU."""
-    tracer = paddle.base.framework._dygraph_tracer()
-    before = tracer._amp_level, tracer._amp_dtype
-    tracer._amp_level, tracer._amp_dtype = LEVELS[level], dtype
-    try:
-        assert paddle.is_autocast_enabled()
-        yield
-    finally:
-        tracer._amp_level, tracer._amp_dtype = before
 
 
 def draw(rng, shape, dtype):
