@@ -215,7 +215,10 @@ class State:
 
     def _imported(self, module: str) -> None:
         with self._lock:
-            self._follow([p.install() for p in self._places if p.row.module == module])
+            executed = [place for place in self._places if place.row.module == module]
+            for place in executed:
+                place.placed = False  # a module that is executed again has its originals again
+            self._follow([place.install() for place in executed])
 
     def _follow(self, changes) -> None:
         """Lets copies by value follow, and listens for imports while somebody wants to know."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from test_gpu_operators import close, on, run
 
-from helpers import numeric, oracle
+from helpers import devices, numeric, oracle
 from helpers.arrays import random_array, to_numpy
 
 GIB = 1 << 30
@@ -71,6 +71,8 @@ def operators(rng, rows, dtype="float32", width=32):
 @pytest.mark.parametrize("name", ["swiglu", "weighted", "rms_norm", "rope"])
 def test_no_rows_leave_no_error_behind(rng, name):
     """A launch of nothing would fail, and the next operator would be told."""
+    if not devices.empty_outputs_work():
+        pytest.skip("needs Paddle 3")
     function, arrays, grads = operators(rng, 0)[name]
     outputs, gradients = run(function, arrays, grads)
     synchronize()

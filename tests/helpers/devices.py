@@ -9,6 +9,7 @@ import pytest
 CPU_ONLY = {
     "test_threads_and_repeats": "threads of the CPU kernels",
     "test_cpu_targets": "instruction sets of the CPU kernels",
+    "test_streaming_stores": "stores of the CPU kernels",
     "test_fork_after_use": "a CUDA context does not survive a fork",
     "test_position_outside_the_tables": "a GPU marks such tokens with NaN instead",
     "test_vector_math.py": "vectors of the CPU kernels",
