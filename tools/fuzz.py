@@ -28,7 +28,9 @@ def one_round(seed: int, report: Path) -> tuple[bool, dict[str, int]]:
         "PADDLE_FUSED_FUZZ": "long",
         "PADDLE_FUSED_FUZZ_REPORT": str(report),
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-W", "ignore", "-p", "no:cacheprovider"]
+    # Not `python -m pytest`, which would find the sources before the installed package.
+    pytest = Path(sys.executable).with_name("pytest")
+    command = [str(pytest), "-q", "-x", "-W", "ignore", "-p", "no:cacheprovider"]
     command += [f"--hypothesis-seed={seed}", "tests/fuzz"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
