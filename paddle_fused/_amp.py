@@ -30,7 +30,7 @@ def in_one_dtype(*tensors):
 
     Anything else comes back as it is: None, what is no tensor, and all of it outside auto_cast.
     """
-    first, *others = (getattr(tensor, "dtype", None) for tensor in tensors if tensor is not None)
-    if all(dtype == first for dtype in others):
+    dtypes = [getattr(tensor, "dtype", None) for tensor in tensors if tensor is not None]
+    if all(dtype == dtypes[0] for dtype in dtypes):
         return tensors
     return tuple(in_float32(tensor) for tensor in tensors)

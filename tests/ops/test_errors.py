@@ -69,6 +69,13 @@ def test_none(function, argument):
     return raises(T, function, argument, **{argument: None})
 
 
+@pytest.mark.parametrize("function", RIGHT)
+def test_none_for_every_tensor(function):
+    """The first is blamed, whatever may be None beside it."""
+    nothing = {name: None for other, name in ARGUMENTS if other == function}
+    raises(T, function, next(iter(nothing)), **nothing)
+
+
 @pytest.mark.parametrize("function, argument", ARGUMENTS)
 @pytest.mark.parametrize("kind", ["int32", "int64", "uint8", "bool", "complex64", "complex128"])
 def test_wrong_dtype(function, argument, kind):
