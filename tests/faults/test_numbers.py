@@ -39,6 +39,11 @@ def rms_arrays(rng, shape, dtype):
     return x, random_array(rng, shape[-1:], dtype), g
 
 
+def test_gradient_with_a_subnormal_product():
+    x, g = np.float32([[1.92e-38, -2.06e-5]]), np.float32([[0.0, -6.7e-4]])
+    check_rms(x, np.float32([0.35, -3.6e-4]), g)
+
+
 @pytest.mark.parametrize("width", [8192, 12288, 16384, 32768, 65536, 131072])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_wider_than_fast_memory(rng, dtype, width):
