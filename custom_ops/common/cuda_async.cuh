@@ -53,10 +53,15 @@ PADDLE_FUSED_INLINE void LetNextKernelStart() {
 PADDLE_FUSED_INLINE void Prefetch(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
 }
+// The same for `bytes` from p on, both multiples of 16, by one instruction of one thread.
+PADDLE_FUSED_INLINE void PrefetchBulk(const void* p, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+}
 #else  // kernels are launched one after the other there
 PADDLE_FUSED_INLINE void WaitForPreviousKernel() {}
 PADDLE_FUSED_INLINE void LetNextKernelStart() {}
 PADDLE_FUSED_INLINE void Prefetch(const void*) {}
+PADDLE_FUSED_INLINE void PrefetchBulk(const void*, uint32_t) {}
 #endif
 
 // Whether this block may have started before the previous kernel ended: about a thousand threads on

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int N = kVector<T>;
   // Weights are asked for before the sum where registers allow.
   constexpr bool kWeightFirst = kForm != Form::kFull && V <= 4;
-  __shared__ float slots[2][32 * 32];
+  __shared__ float slots[2][kThreads / 32];
   const int step = blockDim.x * N;
   const int first = threadIdx.x * N;
   if (kAligned && kForm != Form::kFull && InFirstWave()) {
@@ -48,7 +48,10 @@ __global__ void __launch_bounds__(kThreads)
       if (j >= cols) continue;
       Prefetch(static_cast<const T*>(p.x) + row * p.cols + j);
       if (kForm == Form::kResidual) Prefetch(static_cast<const T*>(p.residual) + row * p.cols + j);
-      if (p.weight != nullptr) Prefetch(static_cast<const T*>(p.weight) + j);
+    }
+    // By one block: requests of all blocks for the same lines would queue up in L2.
+    if (blockIdx.x == 0 && threadIdx.x + threadIdx.y == 0 && p.weight != nullptr) {
+      PrefetchBulk(p.weight, static_cast<uint32_t>(p.cols) * sizeof(T));
     }
   }
   WaitForPreviousKernel();
@@ -137,7 +140,8 @@ __global__ void __launch_bounds__(kThreads)
         for (int i = 0; i < N; ++i) sum[0] = Fma(v[i], v[i], sum[0]);
       }
     }
-    GroupSum(sum, slots[parity] + threadIdx.y * 32, threadIdx.x, blockDim.x, BlockBarrier{});
+    GroupSum(sum, slots[parity] + threadIdx.y * (blockDim.x / 32), threadIdx.x, blockDim.x,
+             BlockBarrier{});
     parity ^= 1;
     const float r = InvRms<T>(sum[0], p.cols, p.mode, c, [&](int64_t j) {
       float v = Widen<float>(static_cast<const T*>(p.x)[at + j]);
