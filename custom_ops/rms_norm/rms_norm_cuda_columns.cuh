@@ -10,10 +10,13 @@ namespace gpu {
 namespace {
 
 // dst[j] = sum of partials[i * cols + j] over i < count, in an order that depends on count alone.
+// next_early: the kernel after this one may start while the one before still runs, to prefetch.
 template <class A>
 __global__ void __launch_bounds__(1024)
-    SumPartialsKernel(const A* partials, int count, int64_t cols, void* dst, DType dtype) {
+    SumPartialsKernel(const A* partials, int count, int64_t cols, void* dst, DType dtype,
+                      bool next_early) {
   __shared__ A tile[32][33];
+  if (next_early) LetNextKernelStart();
   WaitForPreviousKernel();
   LetNextKernelStart();
   for (int64_t base = static_cast<int64_t>(blockIdx.x) * 32; base < cols;
@@ -38,8 +41,10 @@ template <class A>
 void SumPartials(const A* partials, int count, int64_t cols, void* dst, DType dtype,
                  cudaStream_t stream) {
   const LaunchShape shape{dim3(GridSize(CeilDiv<int64_t>(cols, 32))), dim3(32, 32)};
+  // Where the partial rows come from few blocks, the next kernel's blocks would take their place.
+  const bool next_early = count >= CurrentDevice().multiprocessors;
   Launch("rms_norm column sums", SumPartialsKernel<A>, shape, stream, partials, count, cols, dst,
-         dtype);
+         dtype, next_early);
 }
 
 // Partial sums of Term::At(p, row, at) over a range of rows, at = row * cols + j: block x a tile of
