@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(512, 2)
                          const __grid_constant__ Tiles tiles) {
   using A = Acc<T>;
   constexpr int N = kVector<T>;
-  __shared__ A slots[2][16 * 32];
+  __shared__ A slots[2][16];
   bool started = false;
   int parity = 0;
   for (int64_t index = blockIdx.x; index < tiles.tasks; index += gridDim.x) {
@@ -240,7 +240,8 @@ __global__ void __launch_bounds__(512, 2)
       sum[0] = SwigluBackwardAgain<T, kWeighted>(p, task);
     }
     if constexpr (kWeighted) {
-      GroupSum(sum, slots[parity] + threadIdx.y * 32, threadIdx.x, blockDim.x, BlockBarrier{});
+      GroupSum(sum, slots[parity] + threadIdx.y * (blockDim.x / 32), threadIdx.x, blockDim.x,
+               BlockBarrier{});
       parity ^= 1;
       if (task.end > 0 && threadIdx.x == 0) p.probs_grad[task.row] = static_cast<float>(sum[0]);
     }
@@ -340,6 +341,8 @@ SwigluTuning ElementwiseTuning(int64_t cols, int vector, int most_vectors) {
       }
     }
   }
+  // Small blocks start and end at different times, which keeps memory busy.
+  if (all % 128 == 0) return {128, 1, 1};
   const int threads = WholeWarps(CeilDiv<int64_t>(all, CeilDiv<int64_t>(all, 256)));
   return {threads, std::max(1, 256 / threads), 1};
 }
