@@ -10,6 +10,7 @@ from __future__ import annotations
 import paddle
 
 _HALVES = (paddle.float16, paddle.bfloat16)
+_FLOAT32 = paddle.float32
 
 
 def auto_casting() -> bool:
@@ -20,7 +21,10 @@ def auto_casting() -> bool:
 
 def in_float32(tensor):
     """A half-precision tensor in float32, if under auto_cast."""
-    if getattr(tensor, "dtype", None) in _HALVES and auto_casting():
+    dtype = getattr(tensor, "dtype", None)
+    if dtype is _FLOAT32:  # the common case; Paddle is slow to find two dtypes unequal
+        return tensor
+    if dtype in _HALVES and auto_casting():
         return tensor.astype(paddle.float32)
     return tensor
 
@@ -30,6 +34,17 @@ def in_one_dtype(*tensors):
 
     Anything else comes back as it is: None, what is no tensor, and all of it outside auto_cast.
     """
+    first = None
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        dtype = getattr(tensor, "dtype", None)
+        if first is None:
+            first = dtype
+        elif dtype is not first and auto_casting():
+            break
+    else:
+        return tensors
     dtypes = [getattr(tensor, "dtype", None) for tensor in tensors if tensor is not None]
     if all(dtype == dtypes[0] for dtype in dtypes):
         return tensors

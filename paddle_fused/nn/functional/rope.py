@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import paddle
 
@@ -20,12 +21,10 @@ _AXES = {BATCH_SEQ_HEADS: (0, 1, 2), SEQ_BATCH_HEADS: (1, 0, 2), BATCH_HEADS_SEQ
 _OPERATORS = {1: "rope", 2: "rope_qk", 3: "rope_qkv"}
 
 
-def _check_rotated(function: str, layout: int, named) -> list[list[int]]:
-    """The rotated tensors fit each other but for their heads; returns their shapes."""
-    heads_axis = _AXES[layout][2]
-    (first_name, first), *others = named
-    checks.check_tensor(function, first_name, first)
-    shape = checks.shape_of(first)
+def _check_rotated(function: str, layout: int, named):
+    """The rotated tensors fit each other but for their heads; returns their shapes and dtype."""
+    first_name, first = named[0]
+    shape, dtype = checks.shape_and_dtype(function, first_name, first)
     if len(shape) != 4:
         raise checks.wrong_value(function, first_name, "4 axes", f"shape {shape}")
     if shape[3] >= 0 and (shape[3] % 2 or shape[3] == 0):
@@ -33,36 +32,35 @@ def _check_rotated(function: str, layout: int, named) -> list[list[int]]:
             function, first_name, "an even head_dim (last axis) of at least 2", f"shape {shape}"
         )
     shapes = [shape]
-    for name, tensor in others:
-        checks.check_tensor(function, name, tensor, (first.dtype,))
-        other = checks.shape_of(tensor)
+    for name, tensor in named[1:]:
+        other, _ = checks.shape_and_dtype(function, name, tensor, (dtype,))
         if other != shape:
             expected = list(shape)
-            expected[heads_axis] = -1  # any number of heads
+            expected[_AXES[layout][2]] = -1  # any number of heads
             checks.check_shape(function, name, other, expected, f"{first_name}'s but for the heads")
         shapes.append(other)
-    return shapes
+    return shapes, dtype
 
 
-def _check_table(function: str, argument: str, table, like, head_dim: int) -> list[int]:
-    """Dtype and width of one table; returns its shape."""
-    checks.check_tensor(function, argument, table, (like.dtype, paddle.float32))
-    shape = checks.shape_of(table)
+def _check_table(function: str, argument: str, table, dtypes, head_dim: int):
+    """Dtype and width of one table; returns its shape and dtype."""
+    shape, dtype = checks.shape_and_dtype(function, argument, table, dtypes)
     width = shape[-1] if shape else 0
     if width >= 0 and (width % 2 or width == 0 or 0 <= head_dim < width):
         raise checks.wrong_value(
             function, argument, f"an even last axis of 2 to head_dim ({head_dim})", f"shape {shape}"
         )
-    return shape
+    return shape, dtype
 
 
-def _check_tables(function: str, sin, cos, like, shape, layout: int, ids) -> None:
+def _check_tables(function: str, sin, cos, dtype, shape, layout: int, ids) -> None:
     """Sin and cos: [S, R], [1 or B, S, R] or [1 or B, S, 1, R], alike, long enough."""
     batch_axis, seq_axis, _ = _AXES[layout]
-    cos_shape = _check_table(function, "cos", cos, like, shape[3])
-    sin_shape = _check_table(function, "sin", sin, like, shape[3])
-    if not checks.same_dtype(cos.dtype, sin.dtype):
-        raise checks.wrong_type(function, "sin", f"cos's dtype {cos.dtype}", str(sin.dtype))
+    dtypes = (dtype, paddle.float32)
+    cos_shape, cos_dtype = _check_table(function, "cos", cos, dtypes, shape[3])
+    sin_shape, sin_dtype = _check_table(function, "sin", sin, dtypes, shape[3])
+    if not checks.same_dtype(cos_dtype, sin_dtype):
+        raise checks.wrong_type(function, "sin", f"cos's dtype {cos_dtype}", str(sin_dtype))
     checks.check_shape(function, "sin", sin_shape, cos_shape, "cos's")
     rank = len(cos_shape)
     batch = cos_shape[0] if rank > 2 else 1
@@ -90,6 +88,8 @@ def _in_a_table_dtype(like, sin, cos):
 
 def check_base(function: str, argument: str, base) -> float:
     """The base of generated tables: positive and finite."""
+    if type(base) is float and 0.0 < base < math.inf:
+        return base
     base = checks.check_finite(function, argument, base)
     if base <= 0:
         raise checks.wrong_value(function, argument, "a positive number", base)
@@ -99,12 +99,10 @@ def check_base(function: str, argument: str, base) -> float:
 def _check_ids(function: str, position_ids, shape, layout: int) -> None:
     if position_ids is None:
         return
-    checks.check_tensor(function, "position_ids", position_ids, checks.INDEX_DTYPES)
+    own, _ = checks.shape_and_dtype(function, "position_ids", position_ids, checks.INDEX_DTYPES)
     batch_axis, seq_axis, _ = _AXES[layout]
     expected = [shape[batch_axis], shape[seq_axis]]
-    checks.check_shape(
-        function, "position_ids", checks.shape_of(position_ids), expected, "batch, sequence"
-    )
+    checks.check_shape(function, "position_ids", own, expected, "batch, sequence")
 
 
 def _first_rows(table, length: int):
@@ -127,7 +125,9 @@ def _rotate(function: str, named, shapes, sin, cos, ids, pairing: int, layout: i
             sin, cos = _first_rows(sin, length), _first_rows(cos, length)
     else:
         # What a gradient has to look like; a size beyond an int attribute counts as unknown.
-        sizes = [size if size < 2**31 else -1 for shape in shapes for size in shape]
+        sizes = sum(shapes, [])
+        if max(sizes) >= 2**31:
+            sizes = [size if size < 2**31 else -1 for size in sizes]
     out = run(_OPERATORS[len(tensors)], *tensors, sin, cos, ids, pairing, layout, sizes, function)
     return list(out) if len(tensors) > 1 else [out]
 
@@ -140,8 +140,8 @@ def _generate_tables(like, ids, seq_axis: int, dim: int, base, pairing: int):
 
 
 @functools.lru_cache(maxsize=8)
-def _cached_tables(length: int, place: str, dim: int, base: float, pairing: int):
-    """Tables of positions 0 to length - 1, kept: a model asks for the same ones in every layer."""
+def _cached_tables(length: int, dim: int, base: float, pairing: int):
+    """On the CPU, tables of positions 0 to length - 1, kept: a model asks for the same ones in every layer."""
     like = paddle.empty([length])
     return _generate_tables(like, None, 0, dim, base, pairing)
 
@@ -156,7 +156,7 @@ def _tables(like, shape, ids, layout: int, base: float, pairing: int):
     """(cos, sin) for the positions of a call that brings no tables: float32, angles in float64."""
     seq_axis = _AXES[layout][1]
     if ids is None and is_dygraph() and like.place.is_cpu_place():
-        return _cached_tables(shape[seq_axis], str(like.place), shape[3], base, pairing)
+        return _cached_tables(shape[seq_axis], shape[3], base, pairing)
     if ids is None and is_distributed(like) and shape[seq_axis] >= 0:
         # From the length: to ask `like` for it would gather a sharded sequence.
         return rotary_tables(shape[seq_axis], shape[3], base, pairing == INTERLEAVED)
@@ -234,8 +234,12 @@ def fused_rotary_position_embedding(
     layout = SEQ_BATCH_HEADS if major else BATCH_SEQ_HEADS
     pairing = INTERLEAVED if adjacent else HALVES
     q, k, v = in_one_dtype(q, k, v)
-    named = [("q", q)] + [(n, t) for n, t in (("k", k), ("v", v)) if t is not None]
-    shapes = _check_rotated(function, layout, named)
+    named = [("q", q)]
+    if k is not None:
+        named.append(("k", k))
+    if v is not None:
+        named.append(("v", v))
+    shapes, dtype = _check_rotated(function, layout, named)
     shape = shapes[0]
     _check_ids(function, position_ids, shape, layout)
     if (sin is None) != (cos is None):
@@ -248,7 +252,7 @@ def fused_rotary_position_embedding(
         position_ids = None  # the tables are in the order of the tokens
     else:
         sin, cos = _in_a_table_dtype(q, sin, cos)
-        _check_tables(function, sin, cos, q, shape, layout, position_ids)
+        _check_tables(function, sin, cos, dtype, shape, layout, position_ids)
     out = iter(_rotate(function, named, shapes, sin, cos, position_ids, pairing, layout))
     return next(out), None if k is None else next(out), None if v is None else next(out)
 
@@ -296,11 +300,11 @@ def apply_rotary_pos_emb(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, nam
     layout = BATCH_HEADS_SEQ if unsqueeze_dim == 1 else BATCH_SEQ_HEADS
     q, k = in_one_dtype(q, k)
     named = [("q", q), ("k", k)]
-    shapes = _check_rotated(function, layout, named)
+    shapes, dtype = _check_rotated(function, layout, named)
     shape = shapes[0]
     _check_ids(function, position_ids, shape, layout)
     sin, cos = _in_a_table_dtype(q, sin, cos)
-    _check_tables(function, sin, cos, q, shape, layout, position_ids)
+    _check_tables(function, sin, cos, dtype, shape, layout, position_ids)
     if position_ids is not None and len(cos.shape) > 2 and cos.shape[0] not in (1, -1):
         raise checks.wrong_value(
             function,
@@ -319,8 +323,8 @@ def rotate_pairs_heads_first(q, k, cos, sin):
     """
     function = "apply_rotary_pos_emb"
     named = [("q", q), ("k", k)]
-    shapes = _check_rotated(function, BATCH_HEADS_SEQ, named)
-    _check_tables(function, sin, cos, q, shapes[0], BATCH_HEADS_SEQ, None)
+    shapes, dtype = _check_rotated(function, BATCH_HEADS_SEQ, named)
+    _check_tables(function, sin, cos, dtype, shapes[0], BATCH_HEADS_SEQ, None)
     q_out, k_out = _rotate(function, named, shapes, sin, cos, None, INTERLEAVED, BATCH_HEADS_SEQ)
     return q_out, k_out
 
@@ -361,9 +365,9 @@ def fused_partial_rope(x, cos, sin):
         [7. 8. 1. 3. 2. 4.]
     """
     function = "fused_partial_rope"
-    shapes = _check_rotated(function, BATCH_SEQ_HEADS, [("x", x)])
+    shapes, dtype = _check_rotated(function, BATCH_SEQ_HEADS, [("x", x)])
     sin, cos = _in_a_table_dtype(x, sin, cos)
-    _check_tables(function, sin, cos, x, shapes[0], BATCH_SEQ_HEADS, None)
+    _check_tables(function, sin, cos, dtype, shapes[0], BATCH_SEQ_HEADS, None)
     pairing, layout = INTERLEAVED_TO_HALVES, BATCH_SEQ_HEADS
     (out,) = _rotate(function, [("x", x)], shapes, sin, cos, None, pairing, layout)
     return out
