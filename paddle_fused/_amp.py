@@ -29,21 +29,19 @@ def in_float32(tensor):
     return tensor
 
 
-def in_one_dtype(*tensors):
+def in_one_dtype(first, *others):
     """The tensors, in float32 where half precision meets another dtype under auto_cast.
 
     Anything else comes back as it is: None, what is no tensor, and all of it outside auto_cast.
     """
-    first = None
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        dtype = getattr(tensor, "dtype", None)
-        if first is None:
-            first = dtype
-        elif dtype is not first and auto_casting():
+    tensors = (first, *others)
+    dtype = getattr(first, "dtype", None)
+    for other in others:
+        if other is not None and getattr(other, "dtype", None) is not dtype:
             break
     else:
+        return tensors
+    if not auto_casting():
         return tensors
     dtypes = [getattr(tensor, "dtype", None) for tensor in tensors if tensor is not None]
     if all(dtype == dtypes[0] for dtype in dtypes):

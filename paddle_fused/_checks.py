@@ -119,7 +119,7 @@ def same_shape(a, b) -> bool:
 
 def check_shape(function: str, argument: str, shape, expected, meaning: str) -> None:
     """Shape equals expected; ``meaning`` names the expected shape in words."""
-    if not same_shape(shape, expected):
+    if shape != expected and not same_shape(shape, expected):
         raise wrong_value(function, argument, f"shape {list(expected)} ({meaning})", list(shape))
 
 

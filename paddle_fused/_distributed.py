@@ -16,6 +16,8 @@ _KNOWN = hasattr(paddle.Tensor, "is_dist")  # Paddle 2.5 and older have no such 
 
 def is_distributed(tensor) -> bool:
     """Whether a tensor, or a variable of a static graph, is one of the auto-parallel engine."""
+    if isinstance(tensor, _Tensor):
+        return _KNOWN and tensor.is_dist()
     is_dist = getattr(tensor, "is_dist", None)
     return is_dist is not None and is_dist()
 

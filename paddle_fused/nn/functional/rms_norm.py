@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 
 import paddle
 
@@ -160,8 +161,14 @@ def _check_axis(begin_norm_axis, rank: int) -> int:
     return axis % rank
 
 
+_NO_QUANTISATION = (-1, 0, 0, 0)
+
+
 def _check_quantisation(scale, round_type, max_bound, min_bound) -> bool:
     """True for int8 output, False for none."""
+    given = (scale, round_type, max_bound, min_bound)
+    if all(map(operator.is_, given, _NO_QUANTISATION)):  # the defaults: nothing to check
+        return False
     function = "fused_rms_norm"
     scale = checks.check_finite(function, "quant_scale", scale)
     round_type = checks.check_real(function, "quant_round_type", round_type)
@@ -257,7 +264,8 @@ def fused_rms_norm(
         [[1.8485 2.1314]]
     """
     function = "fused_rms_norm"
-    x, bias, residual = in_one_dtype(x, bias, residual)
+    if bias is not None or residual is not None:
+        x, bias, residual = in_one_dtype(x, bias, residual)
     shape, dtype = _check_x(function, x)
     axis = _check_axis(begin_norm_axis, len(shape))
     epsilon = double_parts(checks.check_epsilon(function, epsilon))

@@ -8,7 +8,6 @@ from paddle_fused import _checks as checks
 from paddle_fused._amp import in_float32, in_one_dtype
 from paddle_fused._ops import run, static_unit
 
-
 _PROBS_DTYPES = (paddle.float32,)
 
 
