@@ -24,7 +24,7 @@ def in_float32(tensor):
     dtype = getattr(tensor, "dtype", None)
     if dtype is _FLOAT32:  # the common case; Paddle is slow to find two dtypes unequal
         return tensor
-    if dtype in _HALVES and auto_casting():
+    if auto_casting() and dtype in _HALVES:
         return tensor.astype(paddle.float32)
     return tensor
 

@@ -17,6 +17,8 @@ from paddle_fused._distributed import is_distributed
 
 FLOAT_DTYPES = (paddle.float32, paddle.float64, paddle.float16, paddle.bfloat16)
 INDEX_DTYPES = (paddle.int64, paddle.int32)
+# Dtypes of Paddle 2's tensors are equal to these, not the very objects: here by their numbers.
+_DTYPES = {getattr(dtype, "value", dtype): dtype for dtype in FLOAT_DTYPES + INDEX_DTYPES}
 
 _TENSOR_TYPES = tuple(
     kind
@@ -65,7 +67,7 @@ def is_tensor(value) -> bool:
 def _is_one_of(dtype, dtypes) -> bool:
     """``dtype in dtypes`` without Paddle's slow comparison of unequal dtypes, where it can.
 
-    Dtypes of tensors are the very objects; only static variables may bring equal ones.
+    Dtypes of tensors are the very objects; static variables and Paddle 2 may bring equal ones.
     """
     for each in dtypes:
         if dtype is each:
@@ -93,6 +95,10 @@ def shape_and_dtype(function: str, argument: str, value, dtypes=FLOAT_DTYPES):
     """check_tensor(), then shape_of() and the dtype: for a right tensor, each is read once."""
     if isinstance(value, _Tensor):
         dtype = value.dtype
+        for each in dtypes:
+            if dtype is each and value.is_dense():
+                return list(value.shape), dtype
+        dtype = _DTYPES.get(getattr(dtype, "value", None))
         for each in dtypes:
             if dtype is each and value.is_dense():
                 return list(value.shape), dtype
