@@ -11,12 +11,12 @@ import paddle
 
 _HALVES = (paddle.float16, paddle.bfloat16)
 _FLOAT32 = paddle.float32
+_is_autocast_enabled = getattr(paddle, "is_autocast_enabled", None)  # since Paddle 3
 
 
 def auto_casting() -> bool:
     """Whether this code runs under auto_cast; it has no effect on a CPU."""
-    enabled = getattr(paddle, "is_autocast_enabled", None)  # since Paddle 3
-    return enabled is not None and enabled()
+    return _is_autocast_enabled is not None and _is_autocast_enabled()
 
 
 def in_float32(tensor):
