@@ -23,7 +23,10 @@ def is_distributed(tensor) -> bool:
 
 
 def any_distributed(arguments) -> bool:
-    """Whether one of an operator's arguments is a distributed tensor, or a list that has one."""
+    """Whether one of an operator's arguments is a distributed tensor, or a list that has one.
+
+    Inputs stand before attributes, so the first attribute ends the search.
+    """
     if not _KNOWN:
         return False
     for argument in arguments:
@@ -33,6 +36,8 @@ def any_distributed(arguments) -> bool:
         elif isinstance(argument, list) and argument and isinstance(argument[0], _Tensor):
             if any_distributed(argument):
                 return True
+        elif argument is not None:
+            return False
     return False
 
 

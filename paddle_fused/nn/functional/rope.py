@@ -8,7 +8,7 @@ import math
 import paddle
 
 from paddle_fused import _checks as checks
-from paddle_fused._amp import auto_casting, in_float32, in_one_dtype
+from paddle_fused._amp import auto_casting, in_float32
 from paddle_fused._distributed import is_distributed
 from paddle_fused._ops import double_parts, is_dygraph, run, static_unit
 
@@ -43,6 +43,17 @@ def _check_rotated(function: str, layout: int, names, tensors):
     return shapes, dtype
 
 
+def _checked_rotated(function: str, layout: int, names, tensors):
+    """(tensors, shapes, dtype), checked; under auto_cast in float32 where their dtypes differ."""
+    try:
+        return tensors, *_check_rotated(function, layout, names, tensors)
+    except TypeError:
+        if not auto_casting():
+            raise
+    tensors = [in_float32(tensor) for tensor in tensors]
+    return tensors, *_check_rotated(function, layout, names, tensors)
+
+
 def _check_width(function: str, argument: str, shape, head_dim: int) -> None:
     width = shape[-1] if shape else 0
     if width >= 0 and (width % 2 or width == 0 or 0 <= head_dim < width):
@@ -65,15 +76,16 @@ def _check_tables(function: str, sin, cos, dtype, shape, layout: int, ids) -> No
     if sin_shape != cos_shape:
         checks.check_shape(function, "sin", sin_shape, cos_shape, "cos's")
     rank = len(cos_shape)
-    batch = cos_shape[0] if rank > 2 else 1
-    rows = cos_shape[0 if rank == 2 else 1] if rank > 1 else 0
-    fits = (
-        2 <= rank <= 4
-        and (rank < 4 or checks.same_size(cos_shape[2], 1))
-        and (batch == 1 or checks.same_size(batch, shape[batch_axis]))
-        and (ids is not None or rows < 0 or rows >= shape[seq_axis])
-    )
-    if not fits:
+    if rank == 2:
+        fits, rows = True, cos_shape[0]
+    else:
+        fits = (
+            3 <= rank <= 4
+            and (rank < 4 or checks.same_size(cos_shape[2], 1))
+            and (cos_shape[0] == 1 or checks.same_size(cos_shape[0], shape[batch_axis]))
+        )
+        rows = cos_shape[1] if fits else 0
+    if not fits or (ids is None and 0 <= rows < shape[seq_axis]):
         raise checks.wrong_value(
             function,
             "cos",
@@ -248,7 +260,6 @@ def fused_rotary_position_embedding(
     base = check_base(function, "rotary_emb_base", rotary_emb_base)
     layout = SEQ_BATCH_HEADS if major else BATCH_SEQ_HEADS
     pairing = INTERLEAVED if adjacent else HALVES
-    q, k, v = in_one_dtype(q, k, v)
     names, tensors = ["q"], [q]
     if k is not None:
         names.append("k")
@@ -256,7 +267,7 @@ def fused_rotary_position_embedding(
     if v is not None:
         names.append("v")
         tensors.append(v)
-    shapes, dtype = _check_rotated(function, layout, names, tensors)
+    tensors, shapes, dtype = _checked_rotated(function, layout, names, tensors)
     shape = shapes[0]
     _check_ids(function, position_ids, shape, layout)
     if (sin is None) != (cos is None):
@@ -265,12 +276,15 @@ def fused_rotary_position_embedding(
     if sin is None:
         if shape[3] >= 2**31:  # beyond an int attribute
             raise checks.wrong_value(function, "q", "a head_dim below 2**31 without tables", shape)
-        cos, sin = _tables(q, shape, position_ids, layout, base, pairing)
+        cos, sin = _tables(tensors[0], shape, position_ids, layout, base, pairing)
         position_ids = None  # the tables are in the order of the tokens
     else:
         sin, cos = _checked_tables(function, sin, cos, dtype, shape, layout, position_ids)
-    out = iter(_rotate(function, names, tensors, shapes, sin, cos, position_ids, pairing, layout))
-    return next(out), None if k is None else next(out), None if v is None else next(out)
+    out = _rotate(function, names, tensors, shapes, sin, cos, position_ids, pairing, layout)
+    if v is None:
+        return out[0], None if k is None else out[1], None
+    out = iter(out)
+    return next(out), None if k is None else next(out), next(out)
 
 
 @static_unit
@@ -314,9 +328,8 @@ def apply_rotary_pos_emb(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, nam
     if checks.check_int(function, "unsqueeze_dim", unsqueeze_dim) not in (1, 2):
         raise checks.wrong_value(function, "unsqueeze_dim", "1 or 2", unsqueeze_dim)
     layout = BATCH_HEADS_SEQ if unsqueeze_dim == 1 else BATCH_SEQ_HEADS
-    q, k = in_one_dtype(q, k)
-    names, tensors = ("q", "k"), (q, k)
-    shapes, dtype = _check_rotated(function, layout, names, tensors)
+    names = ("q", "k")
+    tensors, shapes, dtype = _checked_rotated(function, layout, names, (q, k))
     shape = shapes[0]
     _check_ids(function, position_ids, shape, layout)
     sin, cos = _checked_tables(function, sin, cos, dtype, shape, layout, position_ids)
