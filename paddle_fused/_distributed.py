@@ -10,23 +10,34 @@ import copy
 import paddle
 from paddle.autograd import PyLayer
 
+_Tensor = paddle.Tensor
 _KNOWN = hasattr(paddle.Tensor, "is_dist")  # Paddle 2.5 and older have no such tensors
 
 
 def is_distributed(tensor) -> bool:
     """Whether a tensor, or a variable of a static graph, is one of the auto-parallel engine."""
-    return _KNOWN and hasattr(tensor, "is_dist") and tensor.is_dist()
+    if isinstance(tensor, _Tensor):
+        return _KNOWN and tensor.is_dist()
+    is_dist = getattr(tensor, "is_dist", None)
+    return is_dist is not None and is_dist()
 
 
 def any_distributed(arguments) -> bool:
-    """Whether one of an operator's arguments is a distributed tensor, or a list that has one."""
+    """Whether one of an operator's arguments is a distributed tensor, or a list that has one.
+
+    Inputs stand before attributes, so the first attribute ends the search.
+    """
+    if not _KNOWN:
+        return False
     for argument in arguments:
-        if isinstance(argument, paddle.Tensor):
-            if _KNOWN and argument.is_dist():
+        if isinstance(argument, _Tensor):
+            if argument.is_dist():
                 return True
-        elif isinstance(argument, list) and argument and isinstance(argument[0], paddle.Tensor):
+        elif isinstance(argument, list) and argument and isinstance(argument[0], _Tensor):
             if any_distributed(argument):
                 return True
+        elif argument is not None:
+            return False
     return False
 
 

@@ -22,6 +22,8 @@ except ImportError:
         return function
 
 
+_Tensor = paddle.Tensor
+
 if hasattr(_C_ops, "_run_custom_op"):
     _run = _C_ops._run_custom_op
 else:  # Paddle 2.x
@@ -56,10 +58,10 @@ def run(name: str, *arguments):
 
 
 def _detached(argument):
-    if isinstance(argument, paddle.Tensor):
-        return argument.detach()
-    if isinstance(argument, list) and argument and isinstance(argument[0], paddle.Tensor):
-        return [tensor.detach() for tensor in argument]
+    if isinstance(argument, _Tensor):
+        return argument if argument.stop_gradient else argument.detach()
+    if isinstance(argument, list) and argument and isinstance(argument[0], _Tensor):
+        return [_detached(tensor) for tensor in argument]
     return argument
 
 

@@ -487,7 +487,7 @@ _ROWS = [
     (
         "second input's shape unchecked",
         SWIGLU_PY,
-        'checks.check_shape("swiglu", "y", checks.shape_of(y), shape, "x\'s")',
+        'checks.check_shape("swiglu", "y", y_shape, shape, "x\'s")',
         "pass",
         ERRORS,
     ),

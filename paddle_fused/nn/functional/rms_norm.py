@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 
 import paddle
 
@@ -15,24 +16,23 @@ from paddle_fused._ops import double_parts, run, static_unit
 CASTING_MODES = {"llama": 0, "gemma": 1, "none": 2}
 
 
-def _check_x(function: str, x) -> list[int]:
-    checks.check_tensor(function, "x", x)
-    shape = checks.shape_of(x)
+def _check_x(function: str, x):
+    """Its shape and dtype."""
+    shape, dtype = checks.shape_and_dtype(function, "x", x)
     checks.check_rank_at_least_one(function, "x", shape)
-    return shape
+    return shape, dtype
 
 
 def _check_vector(function: str, argument: str, value, size: int, dtypes=checks.FLOAT_DTYPES):
     """A float vector with one element per normalised element."""
-    checks.check_tensor(function, argument, value, dtypes)
-    checks.check_shape(
-        function, argument, checks.shape_of(value), [size], "one per element of a row"
-    )
+    shape, dtype = checks.shape_and_dtype(function, argument, value, dtypes)
+    checks.check_shape(function, argument, shape, [size], "one per element of a row")
+    return dtype
 
 
-def _check_like_x(function: str, argument: str, value, x, shape) -> None:
-    checks.check_tensor(function, argument, value, (x.dtype,))
-    checks.check_shape(function, argument, checks.shape_of(value), shape, "x's")
+def _check_like_x(function: str, argument: str, value, dtype, shape) -> None:
+    own, _ = checks.shape_and_dtype(function, argument, value, (dtype,))
+    checks.check_shape(function, argument, own, shape, "x's")
 
 
 def check_casting_mode(function: str, casting_mode) -> int:
@@ -44,6 +44,16 @@ def check_casting_mode(function: str, casting_mode) -> int:
             function, "casting_mode", f"one of {sorted(CASTING_MODES)}", repr(casting_mode)
         )
     return CASTING_MODES[casting_mode]
+
+
+@functools.lru_cache(maxsize=256)
+def _checked_numbers(epsilon: float, offset: float, casting_mode: str):
+    """Operator's attributes for rms_norm's: kept, as a model asks with the same ones every time."""
+    function = "rms_norm"
+    epsilon = double_parts(checks.check_epsilon(function, epsilon))
+    offset = checks.check_finite(function, "offset", offset)
+    # -0.0 and 0.0 are one key of the cache.
+    return epsilon, double_parts(offset + 0.0), check_casting_mode(function, casting_mode)
 
 
 def _trains(weight) -> bool:
@@ -111,16 +121,21 @@ def rms_norm(
         [[4. 5.]]
     """
     function = "rms_norm"
-    x, residual = in_one_dtype(x, residual)
-    shape = _check_x(function, x)
-    epsilon = double_parts(checks.check_epsilon(function, epsilon))
-    offset = checks.check_finite(function, "offset", offset)
-    mode = check_casting_mode(function, casting_mode)
     if residual is not None:
-        _check_like_x(function, "residual", residual, x, shape)
+        x, residual = in_one_dtype(x, residual)
+    shape, dtype = _check_x(function, x)
+    epsilon = checks.check_real(function, "epsilon", epsilon)
+    if type(offset) is not float or type(casting_mode) is not str:
+        checks.check_epsilon(function, epsilon)  # is blamed first
+        offset = checks.check_finite(function, "offset", offset)
+        check_casting_mode(function, casting_mode)
+    epsilon, offset_parts, mode = _checked_numbers(epsilon, offset, casting_mode)
+    if residual is not None:
+        _check_like_x(function, "residual", residual, dtype, shape)
     if weight is not None:
         _check_vector(function, "weight", weight, shape[-1])
-    checks.check_devices(function, x=x, weight=weight, residual=residual)
+    if checks.MANY_DEVICES:
+        checks.check_devices(function, x=x, weight=weight, residual=residual)
     if weight is None:
         if offset not in (0.0, 1.0):
             raise checks.wrong_value(function, "offset", "0.0 or 1.0 without a weight", offset)
@@ -128,10 +143,12 @@ def rms_norm(
             return run("rms_norm_unweighted", x, epsilon, mode)
         out, residual_out = run("add_rms_norm_unweighted", x, residual, epsilon, mode)
         return out, residual_out
-    attributes = (epsilon, double_parts(offset), mode, _trains(weight))
+    trains = _trains(weight)
     if residual is None:
-        return run("rms_norm", x, weight, *attributes)
-    out, residual_out = run("add_rms_norm", x, residual, weight, *attributes)
+        return run("rms_norm", x, weight, epsilon, offset_parts, mode, trains)
+    out, residual_out = run(
+        "add_rms_norm", x, residual, weight, epsilon, offset_parts, mode, trains
+    )
     return out, residual_out
 
 
@@ -144,8 +161,14 @@ def _check_axis(begin_norm_axis, rank: int) -> int:
     return axis % rank
 
 
+_NO_QUANTISATION = (-1, 0, 0, 0)
+
+
 def _check_quantisation(scale, round_type, max_bound, min_bound) -> bool:
     """True for int8 output, False for none."""
+    given = (scale, round_type, max_bound, min_bound)
+    if all(map(operator.is_, given, _NO_QUANTISATION)):  # the defaults: nothing to check
+        return False
     function = "fused_rms_norm"
     scale = checks.check_finite(function, "quant_scale", scale)
     round_type = checks.check_real(function, "quant_round_type", round_type)
@@ -241,8 +264,9 @@ def fused_rms_norm(
         [[1.8485 2.1314]]
     """
     function = "fused_rms_norm"
-    x, bias, residual = in_one_dtype(x, bias, residual)
-    shape = _check_x(function, x)
+    if bias is not None or residual is not None:
+        x, bias, residual = in_one_dtype(x, bias, residual)
+    shape, dtype = _check_x(function, x)
     axis = _check_axis(begin_norm_axis, len(shape))
     epsilon = double_parts(checks.check_epsilon(function, epsilon))
     tail = shape[axis:]
@@ -251,13 +275,13 @@ def fused_rms_norm(
     if norm_bias is not None:
         _check_vector(function, "norm_bias", norm_bias, size)
     if bias is not None:
-        _check_vector(function, "bias", bias, size, (x.dtype,))
+        _check_vector(function, "bias", bias, size, (dtype,))
     if residual is not None:
-        _check_like_x(function, "residual", residual, x, shape)
+        _check_like_x(function, "residual", residual, dtype, shape)
     quantise = _check_quantisation(quant_scale, quant_round_type, quant_max_bound, quant_min_bound)
-    checks.check_devices(
-        function, x=x, norm_weight=norm_weight, norm_bias=norm_bias, bias=bias, residual=residual
-    )
+    if checks.MANY_DEVICES:
+        others = {"norm_weight": norm_weight, "norm_bias": norm_bias, "bias": bias}
+        checks.check_devices(function, x=x, **others, residual=residual)
     flat = axis != len(shape) - 1
     rows, residual_rows = x, residual
     if flat:
@@ -289,10 +313,11 @@ def fused_rms_norm(
 
 
 def _ext(function: str, x, scale, epsilon):
-    shape = _check_x(function, x)
+    shape, _ = _check_x(function, x)
     epsilon = double_parts(checks.check_epsilon(function, epsilon))
     _check_vector(function, "scale", scale, shape[-1])
-    checks.check_devices(function, x=x, scale=scale)
+    if checks.MANY_DEVICES:
+        checks.check_devices(function, x=x, scale=scale)
     y, invvar = run("rms_norm_ext", x, scale, epsilon)
     # The operator's gradient goes through y; a pass through invvar alone would give zeros.
     invvar.stop_gradient = True
@@ -396,13 +421,14 @@ def fused_rms_norm_ext_grad(x, scale, invvar, y_grad, epsilon):
     """
     function = "fused_rms_norm_ext_grad"
     scale, y_grad = in_one_dtype(scale, y_grad)
-    shape = _check_x(function, x)
+    shape, _ = _check_x(function, x)
     epsilon = double_parts(checks.check_epsilon(function, epsilon))
-    _check_vector(function, "scale", scale, shape[-1])
-    checks.check_tensor(function, "invvar", invvar, (paddle.float32,))
-    checks.check_shape(function, "invvar", checks.shape_of(invvar), shape[:-1], "one per row of x")
-    checks.check_tensor(function, "y_grad", y_grad, (scale.dtype,))
-    checks.check_shape(function, "y_grad", checks.shape_of(y_grad), shape, "x's")
-    checks.check_devices(function, x=x, scale=scale, invvar=invvar, y_grad=y_grad)
+    dtype = _check_vector(function, "scale", scale, shape[-1])
+    own, _ = checks.shape_and_dtype(function, "invvar", invvar, (paddle.float32,))
+    checks.check_shape(function, "invvar", own, shape[:-1], "one per row of x")
+    own, _ = checks.shape_and_dtype(function, "y_grad", y_grad, (dtype,))
+    checks.check_shape(function, "y_grad", own, shape, "x's")
+    if checks.MANY_DEVICES:
+        checks.check_devices(function, x=x, scale=scale, invvar=invvar, y_grad=y_grad)
     x_grad, scale_grad = run("rms_norm_ext_bwd", x, scale, invvar, y_grad, epsilon)
     return x_grad, scale_grad

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import paddle
 
 from paddle_fused import _checks as checks
-from paddle_fused._amp import in_one_dtype
+from paddle_fused._amp import auto_casting, in_float32
 from paddle_fused._distributed import is_distributed
 from paddle_fused._ops import double_parts, is_dygraph, run, static_unit
 
@@ -20,12 +21,10 @@ _AXES = {BATCH_SEQ_HEADS: (0, 1, 2), SEQ_BATCH_HEADS: (1, 0, 2), BATCH_HEADS_SEQ
 _OPERATORS = {1: "rope", 2: "rope_qk", 3: "rope_qkv"}
 
 
-def _check_rotated(function: str, layout: int, named) -> list[list[int]]:
-    """The rotated tensors fit each other but for their heads; returns their shapes."""
-    heads_axis = _AXES[layout][2]
-    (first_name, first), *others = named
-    checks.check_tensor(function, first_name, first)
-    shape = checks.shape_of(first)
+def _check_rotated(function: str, layout: int, names, tensors):
+    """The rotated tensors fit each other but for their heads; returns their shapes and dtype."""
+    first_name = names[0]
+    shape, dtype = checks.shape_and_dtype(function, first_name, tensors[0])
     if len(shape) != 4:
         raise checks.wrong_value(function, first_name, "4 axes", f"shape {shape}")
     if shape[3] >= 0 and (shape[3] % 2 or shape[3] == 0):
@@ -33,47 +32,60 @@ def _check_rotated(function: str, layout: int, named) -> list[list[int]]:
             function, first_name, "an even head_dim (last axis) of at least 2", f"shape {shape}"
         )
     shapes = [shape]
-    for name, tensor in others:
-        checks.check_tensor(function, name, tensor, (first.dtype,))
-        other = checks.shape_of(tensor)
+    for i in range(1, len(tensors)):
+        name = names[i]
+        other, _ = checks.shape_and_dtype(function, name, tensors[i], (dtype,))
         if other != shape:
             expected = list(shape)
-            expected[heads_axis] = -1  # any number of heads
+            expected[_AXES[layout][2]] = -1  # any number of heads
             checks.check_shape(function, name, other, expected, f"{first_name}'s but for the heads")
         shapes.append(other)
-    return shapes
+    return shapes, dtype
 
 
-def _check_table(function: str, argument: str, table, like, head_dim: int) -> list[int]:
-    """Dtype and width of one table; returns its shape."""
-    checks.check_tensor(function, argument, table, (like.dtype, paddle.float32))
-    shape = checks.shape_of(table)
+def _checked_rotated(function: str, layout: int, names, tensors):
+    """(tensors, shapes, dtype), checked; under auto_cast in float32 where their dtypes differ."""
+    try:
+        return tensors, *_check_rotated(function, layout, names, tensors)
+    except TypeError:
+        if not auto_casting():
+            raise
+    tensors = [in_float32(tensor) for tensor in tensors]
+    return tensors, *_check_rotated(function, layout, names, tensors)
+
+
+def _check_width(function: str, argument: str, shape, head_dim: int) -> None:
     width = shape[-1] if shape else 0
     if width >= 0 and (width % 2 or width == 0 or 0 <= head_dim < width):
         raise checks.wrong_value(
             function, argument, f"an even last axis of 2 to head_dim ({head_dim})", f"shape {shape}"
         )
-    return shape
 
 
-def _check_tables(function: str, sin, cos, like, shape, layout: int, ids) -> None:
+def _check_tables(function: str, sin, cos, dtype, shape, layout: int, ids) -> None:
     """Sin and cos: [S, R], [1 or B, S, R] or [1 or B, S, 1, R], alike, long enough."""
     batch_axis, seq_axis, _ = _AXES[layout]
-    cos_shape = _check_table(function, "cos", cos, like, shape[3])
-    sin_shape = _check_table(function, "sin", sin, like, shape[3])
-    if not checks.same_dtype(cos.dtype, sin.dtype):
-        raise checks.wrong_type(function, "sin", f"cos's dtype {cos.dtype}", str(sin.dtype))
-    checks.check_shape(function, "sin", sin_shape, cos_shape, "cos's")
+    dtypes = (dtype, paddle.float32)
+    cos_shape, cos_dtype = checks.shape_and_dtype(function, "cos", cos, dtypes)
+    _check_width(function, "cos", cos_shape, shape[3])
+    sin_shape, sin_dtype = checks.shape_and_dtype(function, "sin", sin, dtypes)
+    if sin_shape != cos_shape:
+        _check_width(function, "sin", sin_shape, shape[3])
+    if not checks.same_dtype(cos_dtype, sin_dtype):
+        raise checks.wrong_type(function, "sin", f"cos's dtype {cos_dtype}", str(sin_dtype))
+    if sin_shape != cos_shape:
+        checks.check_shape(function, "sin", sin_shape, cos_shape, "cos's")
     rank = len(cos_shape)
-    batch = cos_shape[0] if rank > 2 else 1
-    rows = cos_shape[0 if rank == 2 else 1] if rank > 1 else 0
-    fits = (
-        2 <= rank <= 4
-        and (rank < 4 or checks.same_size(cos_shape[2], 1))
-        and (batch == 1 or checks.same_size(batch, shape[batch_axis]))
-        and (ids is not None or rows < 0 or rows >= shape[seq_axis])
-    )
-    if not fits:
+    if rank == 2:
+        fits, rows = True, cos_shape[0]
+    else:
+        fits = (
+            3 <= rank <= 4
+            and (rank < 4 or checks.same_size(cos_shape[2], 1))
+            and (cos_shape[0] == 1 or checks.same_size(cos_shape[0], shape[batch_axis]))
+        )
+        rows = cos_shape[1] if fits else 0
+    if not fits or (ids is None and 0 <= rows < shape[seq_axis]):
         raise checks.wrong_value(
             function,
             "cos",
@@ -83,13 +95,23 @@ def _check_tables(function: str, sin, cos, like, shape, layout: int, ids) -> Non
         )
 
 
-def _in_a_table_dtype(like, sin, cos):
-    """The tables; under auto_cast in float32 unless both have the dtype of what they rotate."""
-    return in_one_dtype(like, sin, cos)[1:]
+def _checked_tables(function: str, sin, cos, *how):
+    """The tables, checked; under auto_cast in float32 where their dtypes do not fit."""
+    try:
+        _check_tables(function, sin, cos, *how)
+        return sin, cos
+    except TypeError:
+        if not auto_casting():
+            raise
+    sin, cos = in_float32(sin), in_float32(cos)
+    _check_tables(function, sin, cos, *how)
+    return sin, cos
 
 
 def check_base(function: str, argument: str, base) -> float:
     """The base of generated tables: positive and finite."""
+    if type(base) is float and 0.0 < base < math.inf:
+        return base
     base = checks.check_finite(function, argument, base)
     if base <= 0:
         raise checks.wrong_value(function, argument, "a positive number", base)
@@ -99,12 +121,10 @@ def check_base(function: str, argument: str, base) -> float:
 def _check_ids(function: str, position_ids, shape, layout: int) -> None:
     if position_ids is None:
         return
-    checks.check_tensor(function, "position_ids", position_ids, checks.INDEX_DTYPES)
+    own, _ = checks.shape_and_dtype(function, "position_ids", position_ids, checks.INDEX_DTYPES)
     batch_axis, seq_axis, _ = _AXES[layout]
     expected = [shape[batch_axis], shape[seq_axis]]
-    checks.check_shape(
-        function, "position_ids", checks.shape_of(position_ids), expected, "batch, sequence"
-    )
+    checks.check_shape(function, "position_ids", own, expected, "batch, sequence")
 
 
 def _first_rows(table, length: int):
@@ -115,11 +135,11 @@ def _first_rows(table, length: int):
     return paddle.slice(table, [axis], [0], [length])
 
 
-def _rotate(function: str, named, shapes, sin, cos, ids, pairing: int, layout: int):
+def _rotate(function: str, names, tensors, shapes, sin, cos, ids, pairing: int, layout: int):
     """One launch for all tensors; inputs are checked. Returns a list."""
-    tensors = [tensor for _, tensor in named]
     if checks.MANY_DEVICES:
-        checks.check_devices(function, **dict(named), sin=sin, cos=cos, position_ids=ids)
+        named = dict(zip(names, tensors))
+        checks.check_devices(function, **named, sin=sin, cos=cos, position_ids=ids)
     if any(map(is_distributed, tensors)):
         sizes = []  # those of the parts that a process has are not known here
         if ids is None:
@@ -127,7 +147,11 @@ def _rotate(function: str, named, shapes, sin, cos, ids, pairing: int, layout: i
             sin, cos = _first_rows(sin, length), _first_rows(cos, length)
     else:
         # What a gradient has to look like; a size beyond an int attribute counts as unknown.
-        sizes = [size if size < 2**31 else -1 for shape in shapes for size in shape]
+        sizes = []
+        for shape in shapes:
+            sizes += shape
+        if max(sizes) >= 2**31:
+            sizes = [size if size < 2**31 else -1 for size in sizes]
     out = run(_OPERATORS[len(tensors)], *tensors, sin, cos, ids, pairing, layout, sizes, function)
     return list(out) if len(tensors) > 1 else [out]
 
@@ -140,8 +164,11 @@ def _generate_tables(like, ids, seq_axis: int, dim: int, base, pairing: int):
 
 
 @functools.lru_cache(maxsize=8)
-def _cached_tables(length: int, place: str, dim: int, base: float, pairing: int):
-    """Tables of positions 0 to length - 1, kept: a model asks for the same ones in every layer."""
+def _cached_tables(length: int, dim: int, base: float, pairing: int):
+    """Tables of positions 0 to length - 1, kept: a model asks for the same ones in every layer.
+
+    On the CPU only: they are not keyed by a device.
+    """
     like = paddle.empty([length])
     return _generate_tables(like, None, 0, dim, base, pairing)
 
@@ -156,7 +183,7 @@ def _tables(like, shape, ids, layout: int, base: float, pairing: int):
     """(cos, sin) for the positions of a call that brings no tables: float32, angles in float64."""
     seq_axis = _AXES[layout][1]
     if ids is None and is_dygraph() and like.place.is_cpu_place():
-        return _cached_tables(shape[seq_axis], str(like.place), shape[3], base, pairing)
+        return _cached_tables(shape[seq_axis], shape[3], base, pairing)
     if ids is None and is_distributed(like) and shape[seq_axis] >= 0:
         # From the length: to ask `like` for it would gather a sharded sequence.
         return rotary_tables(shape[seq_axis], shape[3], base, pairing == INTERLEAVED)
@@ -233,9 +260,14 @@ def fused_rotary_position_embedding(
     base = check_base(function, "rotary_emb_base", rotary_emb_base)
     layout = SEQ_BATCH_HEADS if major else BATCH_SEQ_HEADS
     pairing = INTERLEAVED if adjacent else HALVES
-    q, k, v = in_one_dtype(q, k, v)
-    named = [("q", q)] + [(n, t) for n, t in (("k", k), ("v", v)) if t is not None]
-    shapes = _check_rotated(function, layout, named)
+    names, tensors = ["q"], [q]
+    if k is not None:
+        names.append("k")
+        tensors.append(k)
+    if v is not None:
+        names.append("v")
+        tensors.append(v)
+    tensors, shapes, dtype = _checked_rotated(function, layout, names, tensors)
     shape = shapes[0]
     _check_ids(function, position_ids, shape, layout)
     if (sin is None) != (cos is None):
@@ -244,13 +276,15 @@ def fused_rotary_position_embedding(
     if sin is None:
         if shape[3] >= 2**31:  # beyond an int attribute
             raise checks.wrong_value(function, "q", "a head_dim below 2**31 without tables", shape)
-        cos, sin = _tables(q, shape, position_ids, layout, base, pairing)
+        cos, sin = _tables(tensors[0], shape, position_ids, layout, base, pairing)
         position_ids = None  # the tables are in the order of the tokens
     else:
-        sin, cos = _in_a_table_dtype(q, sin, cos)
-        _check_tables(function, sin, cos, q, shape, layout, position_ids)
-    out = iter(_rotate(function, named, shapes, sin, cos, position_ids, pairing, layout))
-    return next(out), None if k is None else next(out), None if v is None else next(out)
+        sin, cos = _checked_tables(function, sin, cos, dtype, shape, layout, position_ids)
+    out = _rotate(function, names, tensors, shapes, sin, cos, position_ids, pairing, layout)
+    if v is None:
+        return out[0], None if k is None else out[1], None
+    out = iter(out)
+    return next(out), None if k is None else next(out), next(out)
 
 
 @static_unit
@@ -294,13 +328,11 @@ def apply_rotary_pos_emb(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, nam
     if checks.check_int(function, "unsqueeze_dim", unsqueeze_dim) not in (1, 2):
         raise checks.wrong_value(function, "unsqueeze_dim", "1 or 2", unsqueeze_dim)
     layout = BATCH_HEADS_SEQ if unsqueeze_dim == 1 else BATCH_SEQ_HEADS
-    q, k = in_one_dtype(q, k)
-    named = [("q", q), ("k", k)]
-    shapes = _check_rotated(function, layout, named)
+    names = ("q", "k")
+    tensors, shapes, dtype = _checked_rotated(function, layout, names, (q, k))
     shape = shapes[0]
     _check_ids(function, position_ids, shape, layout)
-    sin, cos = _in_a_table_dtype(q, sin, cos)
-    _check_tables(function, sin, cos, q, shape, layout, position_ids)
+    sin, cos = _checked_tables(function, sin, cos, dtype, shape, layout, position_ids)
     if position_ids is not None and len(cos.shape) > 2 and cos.shape[0] not in (1, -1):
         raise checks.wrong_value(
             function,
@@ -308,7 +340,7 @@ def apply_rotary_pos_emb(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, nam
             "None with one table per sequence, whose rows are already in order",
             f"position_ids and cos of shape {checks.shape_of(cos)}",
         )
-    q_out, k_out = _rotate(function, named, shapes, sin, cos, position_ids, HALVES, layout)
+    q_out, k_out = _rotate(function, names, tensors, shapes, sin, cos, position_ids, HALVES, layout)
     return q_out, k_out
 
 
@@ -318,10 +350,11 @@ def rotate_pairs_heads_first(q, k, cos, sin):
     The one combination that no public call has; tables as `apply_rotary_pos_emb` takes them.
     """
     function = "apply_rotary_pos_emb"
-    named = [("q", q), ("k", k)]
-    shapes = _check_rotated(function, BATCH_HEADS_SEQ, named)
-    _check_tables(function, sin, cos, q, shapes[0], BATCH_HEADS_SEQ, None)
-    q_out, k_out = _rotate(function, named, shapes, sin, cos, None, INTERLEAVED, BATCH_HEADS_SEQ)
+    pairing, layout = INTERLEAVED, BATCH_HEADS_SEQ
+    names, tensors = ("q", "k"), (q, k)
+    shapes, dtype = _check_rotated(function, layout, names, tensors)
+    _check_tables(function, sin, cos, dtype, shapes[0], layout, None)
+    q_out, k_out = _rotate(function, names, tensors, shapes, sin, cos, None, pairing, layout)
     return q_out, k_out
 
 
@@ -361,9 +394,9 @@ def fused_partial_rope(x, cos, sin):
         [7. 8. 1. 3. 2. 4.]
     """
     function = "fused_partial_rope"
-    shapes = _check_rotated(function, BATCH_SEQ_HEADS, [("x", x)])
-    sin, cos = _in_a_table_dtype(x, sin, cos)
-    _check_tables(function, sin, cos, x, shapes[0], BATCH_SEQ_HEADS, None)
     pairing, layout = INTERLEAVED_TO_HALVES, BATCH_SEQ_HEADS
-    (out,) = _rotate(function, [("x", x)], shapes, sin, cos, None, pairing, layout)
+    names, tensors = ("x",), (x,)
+    shapes, dtype = _check_rotated(function, layout, names, tensors)
+    sin, cos = _checked_tables(function, sin, cos, dtype, shapes[0], layout, None)
+    (out,) = _rotate(function, names, tensors, shapes, sin, cos, None, pairing, layout)
     return out

@@ -8,17 +8,18 @@ from paddle_fused import _checks as checks
 from paddle_fused._amp import in_float32, in_one_dtype
 from paddle_fused._ops import run, static_unit
 
+_PROBS_DTYPES = (paddle.float32,)
 
-def _check_packed(function: str, argument: str, x) -> list[int]:
-    """A float tensor whose last axis holds gate and up; returns its shape."""
-    checks.check_tensor(function, argument, x)
-    shape = checks.shape_of(x)
+
+def _check_packed(function: str, argument: str, x):
+    """A float tensor whose last axis holds gate and up; returns its shape and dtype."""
+    shape, dtype = checks.shape_and_dtype(function, argument, x)
     checks.check_rank_at_least_one(function, argument, shape)
     if shape[-1] >= 0 and shape[-1] % 2:
         raise checks.wrong_value(
             function, argument, "an even size of the last axis (gate, then up)", shape
         )
-    return shape
+    return shape, dtype
 
 
 def _halved(shape: list[int]) -> list[int]:
@@ -27,8 +28,7 @@ def _halved(shape: list[int]) -> list[int]:
 
 def _check_probs(function: str, argument: str, probs, rows: list[int]) -> None:
     """float32, one value per row, shape ``rows`` or ``[*rows, 1]``."""
-    checks.check_tensor(function, argument, probs, (paddle.float32,))
-    shape = checks.shape_of(probs)
+    shape, _ = checks.shape_and_dtype(function, argument, probs, _PROBS_DTYPES)
     if not checks.same_shape(shape, rows) and not checks.same_shape(shape, [*rows, 1]):
         raise checks.wrong_value(
             function, argument, f"one value per row, shape {rows} or {[*rows, 1]}", shape
@@ -71,12 +71,12 @@ def swiglu(x, y=None, name=None):
         _check_packed("swiglu", "x", x)
         return run("swiglu", x)
     x, y = in_one_dtype(x, y)
-    checks.check_tensor("swiglu", "x", x)
-    checks.check_tensor("swiglu", "y", y, (x.dtype,))
-    shape = checks.shape_of(x)
+    shape, dtype = checks.shape_and_dtype("swiglu", "x", x)
+    y_shape, _ = checks.shape_and_dtype("swiglu", "y", y, (dtype,))
     checks.check_rank_at_least_one("swiglu", "x", shape)
-    checks.check_shape("swiglu", "y", checks.shape_of(y), shape, "x's")
-    checks.check_devices("swiglu", x=x, y=y)
+    checks.check_shape("swiglu", "y", y_shape, shape, "x's")
+    if checks.MANY_DEVICES:
+        checks.check_devices("swiglu", x=x, y=y)
     return run("swiglu_pair", x, y)
 
 
@@ -114,9 +114,10 @@ def fused_swiglu_weighted(x, probs, name=None):
          [0.1828 0.1828]]
     """
     probs = in_float32(probs)
-    shape = _check_packed("fused_swiglu_weighted", "x", x)
+    shape, _ = _check_packed("fused_swiglu_weighted", "x", x)
     _check_probs("fused_swiglu_weighted", "probs", probs, shape[:-1])
-    checks.check_devices("fused_swiglu_weighted", x=x, probs=probs)
+    if checks.MANY_DEVICES:
+        checks.check_devices("fused_swiglu_weighted", x=x, probs=probs)
     return run("swiglu_weighted", x, probs)
 
 
@@ -162,12 +163,11 @@ def fused_swiglu_weighted_bwd(o1, do2_s, unzipped_probs, name=None):
     """
     function = "fused_swiglu_weighted_bwd"
     (o1, do2_s), unzipped_probs = in_one_dtype(o1, do2_s), in_float32(unzipped_probs)
-    shape = _check_packed(function, "o1", o1)
-    checks.check_tensor(function, "do2_s", do2_s, (o1.dtype,))
-    checks.check_shape(
-        function, "do2_s", checks.shape_of(do2_s), _halved(shape), "o1's, last axis halved"
-    )
+    shape, dtype = _check_packed(function, "o1", o1)
+    grad_shape, _ = checks.shape_and_dtype(function, "do2_s", do2_s, (dtype,))
+    checks.check_shape(function, "do2_s", grad_shape, _halved(shape), "o1's, last axis halved")
     _check_probs(function, "unzipped_probs", unzipped_probs, shape[:-1])
-    checks.check_devices(function, o1=o1, do2_s=do2_s, unzipped_probs=unzipped_probs)
+    if checks.MANY_DEVICES:
+        checks.check_devices(function, o1=o1, do2_s=do2_s, unzipped_probs=unzipped_probs)
     do1, probs_grad, o2_s = run("swiglu_weighted_bwd", o1, do2_s, unzipped_probs)
     return do1, probs_grad, o2_s
