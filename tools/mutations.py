@@ -94,8 +94,8 @@ _ROWS = [
     (
         "column totals in bfloat16",
         RMS_KERNELS,
-        "sum += Load<A>(src + i * cols + j, n);",
-        "sum = RoundTo<BFloat16, A>(sum + Load<A>(src + i * cols + j, n));",
+        "sum = sum + S::LoadOwn(src + i * cols + j, n);",
+        "sum = RoundTo<BFloat16, A>(sum + S::LoadOwn(src + i * cols + j, n));",
         RMS,
     ),
     (
@@ -201,9 +201,30 @@ _ROWS = [
     (
         "elements beyond float32's range not computed again",
         SWIGLU_KERNELS,
-        "return AnyLane((seen.least < kSmall) | (seen.most > kLarge));",
-        "return false;",
+        "return AnyAbove(size, (kInputBinades << 24) - 0x7fffffff - 1);",
+        "return (void)size, false;",
         FAULTS + SWIGLU,
+    ),
+    (
+        "the same for bfloat16",
+        SWIGLU_KERNELS,
+        "return AnyAbove(size, (kInputBinades << 8) - 0x8000);",
+        "return (void)size, false;",
+        FAULTS + SWIGLU,
+    ),
+    (
+        "weights in another order than the columns",
+        ROWS,
+        "S::StoreOwn(p + j, S::Load(p + j, n), n);",
+        "S::StoreOwn(p + j, S::LoadOwn(p + j, n), n);",
+        RMS,
+    ),
+    (
+        "a NaN that rounding turns into a number",
+        SIMD,
+        "return v != v ? std::numeric_limits<A>::quiet_NaN() : v;",
+        "return v;",
+        INVARIANT,
     ),
     (
         "probability in its own gradient",

@@ -2,6 +2,8 @@
 // per target namespace; a launcher asks ActiveCpuTarget() which of them this machine can run.
 #pragma once
 
+#include <limits>
+
 // GCC is the compiler that Paddle's own wheels are built with; others get the portable kernels.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define PADDLE_FUSED_X86_TARGETS 1

@@ -47,6 +47,12 @@ class WideVector {
       PADDLE_FUSED_SELECT_TARGET(WidenVector<A, T, TRound>)(src, offset, cols, buffer_.data());
     });
   }
+  // For kernels of large tensors of the types T.
+  template <class... T>
+  void Arrange(int64_t cols) {
+    if (buffer_.empty()) return;
+    PADDLE_FUSED_SELECT_TARGET(ArrangeVector<A, T...>)(buffer_.data(), cols);
+  }
   const A* data() const { return buffer_.empty() ? nullptr : buffer_.data(); }
 
  private:
@@ -77,7 +83,8 @@ struct RowBlocks {
   int64_t rows, count, size;
 };
 
-template <class A>
+// TX and TG: the types of the large tensors.
+template <class A, class TX, class TG>
 class ColumnSums {
  public:
   ColumnSums(bool wanted, const RowBlocks& blocks, int64_t cols)
@@ -90,7 +97,8 @@ class ColumnSums {
     if (dst == nullptr) return;
     DispatchDType(dtype, [&](auto tag) {
       using T = typename decltype(tag)::type;
-      PADDLE_FUSED_SELECT_TARGET(SumVectors<A, T>)(totals_.data(), blocks_.count, cols_, dst);
+      PADDLE_FUSED_SELECT_TARGET(SumVectors<A, T, TX, TG>)(totals_.data(), blocks_.count, cols_,
+                                                           dst);
     });
   }
 
@@ -101,8 +109,8 @@ class ColumnSums {
 };
 
 // Runs rows(partials, begin, end) over the groups of one block; `sums` are the block's K sums.
-template <class A, size_t K, class Rows>
-void RunBlock(ColumnSums<A>* const (&sums)[K], const RowBlocks& blocks, int64_t block, int64_t cols,
+template <class A, size_t K, class Sums, class Rows>
+void RunBlock(Sums* const (&sums)[K], const RowBlocks& blocks, int64_t block, int64_t cols,
               const Rows& rows) {
   const int64_t begin = blocks.Begin(block), end = blocks.Begin(block + 1);
   A* totals[K];
@@ -131,6 +139,8 @@ void RunForward(const RmsNormParams& p) {
   SetScale<TX>(&scale, p.weight, p.weight_dtype, p.offset, p.cols, p.mode);
   norm_bias.Set(p.norm_bias, p.norm_bias_dtype, 0, p.cols, TypeTag<A>{});
   bias.Set(p.bias, p.x_dtype, 0, p.cols, TypeTag<A>{});
+  scale.template Arrange<TX, TY>(p.cols);
+  norm_bias.template Arrange<TX, TY>(p.cols);
   const auto kernel = PADDLE_FUSED_SELECT_TARGET(RmsNormRows<TX, TY>);
   const int64_t bytes = p.rows * p.cols * static_cast<int64_t>(sizeof(TX) + sizeof(TY));
   const bool stream = BeyondCaches(bytes);
@@ -144,19 +154,22 @@ void RunBackward(const RmsNormBackwardParams& p) {
   using A = AccOf<TX, TG>;
   WideVector<A> scale;
   SetScale<TX>(&scale, p.weight, p.weight_dtype, p.offset, p.cols, p.mode);
+  scale.template Arrange<TX, TG>(p.cols);
   const RowBlocks blocks(p.rows);
-  ColumnSums<A> weight(p.weight_grad != nullptr, blocks, p.cols);
-  ColumnSums<A> norm_bias(p.norm_bias_grad != nullptr, blocks, p.cols);
-  ColumnSums<A> bias(p.bias_grad != nullptr, blocks, p.cols);
+  using Sums = ColumnSums<A, TX, TG>;
+  Sums weight(p.weight_grad != nullptr, blocks, p.cols);
+  Sums norm_bias(p.norm_bias_grad != nullptr, blocks, p.cols);
+  Sums bias(p.bias_grad != nullptr, blocks, p.cols);
   const auto kernel = PADDLE_FUSED_SELECT_TARGET(RmsNormBackwardRows<TX, TG>);
   const int64_t bytes = p.rows * p.cols * static_cast<int64_t>(2 * sizeof(TX) + sizeof(TG));
   const bool stream = BeyondCaches(bytes);
   ParallelFor(blocks.count, bytes, [&](int64_t first, int64_t last) {
     for (int64_t block = first; block < last; ++block) {
-      RunBlock<A, 3>({&weight, &norm_bias, &bias}, blocks, block, p.cols,
-                     [&](A* const(&sums)[3], int64_t begin, int64_t end) {
-                       kernel(p, scale.data(), {sums[0], sums[1], sums[2]}, stream, begin, end);
-                     });
+      RunBlock<A, 3, Sums>({&weight, &norm_bias, &bias}, blocks, block, p.cols,
+                           [&](A* const(&sums)[3], int64_t begin, int64_t end) {
+                             kernel(p, scale.data(), {sums[0], sums[1], sums[2]}, stream, begin,
+                                    end);
+                           });
     }
   });
   weight.Finish(p.weight_grad, p.weight_dtype);
@@ -171,15 +184,16 @@ void RunDoubleBackward(const RmsNormDoubleBackwardParams& p) {
   SetScale<T>(&scale, p.weight, p.weight_dtype, p.offset, p.cols, p.mode);
   direction.Set(p.weight_grad_grad, p.weight_dtype, 0, p.cols, TypeTag<A>{});
   const RowBlocks blocks(p.rows);
-  ColumnSums<A> weight(p.weight_out != nullptr, blocks, p.cols);
+  using Sums = ColumnSums<A, A, A>;  // of a kernel that takes columns in their order
+  Sums weight(p.weight_out != nullptr, blocks, p.cols);
   const auto kernel = PADDLE_FUSED_SELECT_TARGET(RmsNormDoubleBackwardRows<T>);
   const int64_t bytes = 5 * p.rows * p.cols * static_cast<int64_t>(sizeof(T));
   ParallelFor(blocks.count, bytes, [&](int64_t first, int64_t last) {
     for (int64_t block = first; block < last; ++block) {
-      RunBlock<A, 1>({&weight}, blocks, block, p.cols,
-                     [&](A* const(&sums)[1], int64_t begin, int64_t end) {
-                       kernel(p, scale.data(), direction.data(), sums[0], begin, end);
-                     });
+      RunBlock<A, 1, Sums>({&weight}, blocks, block, p.cols,
+                           [&](A* const(&sums)[1], int64_t begin, int64_t end) {
+                             kernel(p, scale.data(), direction.data(), sums[0], begin, end);
+                           });
     }
   });
   weight.Finish(p.weight_out, p.weight_dtype);

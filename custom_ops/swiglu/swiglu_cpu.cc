@@ -1,5 +1,6 @@
 // CPU launchers of SwiGLU: choose the kernel for dtype and machine, spread rows over threads.
 #include <algorithm>
+#include <cmath>
 
 #include "custom_ops/common/cpu_memory.h"
 #include "custom_ops/common/cpu_parallel.h"

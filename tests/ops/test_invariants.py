@@ -200,3 +200,57 @@ print("done")
 def test_fork_after_use():
     """A child of a process whose threads have run computes the same and ends, and so does it."""
     assert run_python(FORK).splitlines()[-1] == "done"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_neighbours_of_extreme_values(dtype):
+    """A value that sends its whole step to the careful path changes no bit of the other columns."""
+    rng = np.random.default_rng(0)
+    width = 35 * 32  # each group of 32 columns gets one extreme value
+
+    def wide(exponents):
+        signs = rng.choice([-1.0, 1.0], (64, width))
+        return signs * np.exp2(rng.uniform(-exponents, 3, (64, width)))
+
+    gate, up, grad = wide(8), wide(8), wide(12)
+    probs = paddle.to_tensor(rng.uniform(0.1, 1.0, 64).astype(np.float32))
+    place = (np.arange(64)[:, None], np.arange(width // 32) * 32 + rng.integers(0, 32, (64, 35)))
+
+    def run():
+        x, upstream = (
+            paddle.to_tensor(v.astype(np.float32)).astype(dtype)
+            for v in (np.concatenate([gate, up], -1), grad)
+        )
+        x.stop_gradient = False
+        out = paddle_fused.nn.functional.fused_swiglu_weighted(x, probs)
+        (dx,) = paddle.grad(out, [x], [upstream])
+        halves = to_numpy(out), to_numpy(dx)[:, :width], to_numpy(dx)[:, width:]
+        for half in halves:
+            half[place] = 0
+        return halves
+
+    expected = run()
+    for array, value in [(gate, -100.0), (gate, 0.0), (up, 3e4), (up, 0.0), (grad, 0.0)]:
+        kept = array[place].copy()
+        array[place] = value
+        assert_same(run(), expected, f"{value}")
+        array[place] = kept
+
+
+def test_nan_of_any_payload():
+    """Rounding to bfloat16 may not carry out of a NaN that has all bits set."""
+    nan = paddle.to_tensor(np.full(64, 0x7FFFFFFF, np.uint32).view(np.float32))
+    x = paddle.ones([64, 128], "bfloat16")
+    x.stop_gradient = False
+    out = paddle_fused.nn.functional.fused_swiglu_weighted(x, nan)
+    (dx,) = paddle.grad(out, [x])
+    assert np.isnan(to_numpy(out)).all() and np.isnan(to_numpy(dx)).all()
+    rows = paddle_fused.nn.functional.rms_norm(paddle.ones([4, 64], "bfloat16"), nan)
+    assert np.isnan(to_numpy(rows)).all()
+    q = paddle.ones([1, 4, 2, 64], "bfloat16")
+    table = nan.tile([4, 1])
+    for style in (True, False):
+        rotated, _, _ = paddle_fused.nn.functional.fused_rotary_position_embedding(
+            q, sin=table, cos=table, use_neox_rotary_style=style
+        )
+        assert np.isnan(to_numpy(rotated)).all()
