@@ -23,6 +23,7 @@ MEMORY, THREADS = ("sanitize memory",), ("sanitize threads",)
 
 OPS = "custom_ops/"
 SIMD = OPS + "common/cpu_simd.inc"
+ACCESS = OPS + "common/cpu_access.inc"
 ROWS = OPS + "common/cpu_rows.inc"
 SWIGLU_MATH = OPS + "swiglu/swiglu_math.h"
 SWIGLU_KERNELS = OPS + "swiglu/swiglu_cpu_kernels.inc"
@@ -79,14 +80,14 @@ _ROWS = [
     ),
     (
         "load without a mask",
-        SIMD,
+        ACCESS,
         "__builtin_memcpy(buffer, p, n * sizeof(T));",
         "__builtin_memcpy(buffer, p, sizeof(buffer));",
         MEMORY,
     ),
     (
         "store without a mask",
-        SIMD,
+        ACCESS,
         "__builtin_memcpy(p, buffer, n * sizeof(T));",
         "__builtin_memcpy(p, buffer, sizeof(buffer));",
         MEMORY,
