@@ -93,8 +93,8 @@ PADDLE_FUSED_INLINE void GroupSumOfTwo(const A (&v)[P][2], A (&sum)[2], A* slots
   sum[1] = __shfl_sync(0xffffffffu, mine, 16);
 }
 
-// Sums over the whole warps of a row group. `slots` are K values of shared memory a warp that belong
-// to the group; the caller alternates two sets so that one barrier a sum is enough.
+// Sums over the whole warps of a row group. `slots` are K values of shared memory a warp that
+// belong to the group; the caller alternates two sets so that one barrier a sum is enough.
 template <class A, int K, class Barrier>
 PADDLE_FUSED_INLINE void GroupSum(A (&v)[K], A* slots, int thread, int threads,
                                   const Barrier& barrier) {

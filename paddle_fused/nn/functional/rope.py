@@ -169,7 +169,7 @@ def _cached_tables(length: int, dim: int, base: float, pairing: int):
 
     On the CPU only: they are not keyed by a device.
     """
-    like = paddle.empty([length])
+    like = paddle.empty([length]).cpu()  # made on the current device, which may be another one
     return _generate_tables(like, None, 0, dim, base, pairing)
 
 
