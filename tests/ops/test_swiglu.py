@@ -124,6 +124,16 @@ def test_special_ups(dtype):
     check_swiglu(np.concatenate([gate, up]), None, g)
 
 
+@pytest.mark.parametrize("half", [0, 1], ids=["gate", "up"])
+def test_special_values_among_ordinary_ones(rng, dtype, half):
+    """In rows of several whole steps, whose other columns would not need the careful path."""
+    special, width = special_values(dtype), 96
+    rows = np.arange(len(special))
+    x, g, probs = weighted_arrays(rng, (len(special),), width, dtype)
+    x[rows, half * width + rng.integers(0, width, len(special))] = special
+    check_weighted(x, g, probs)
+
+
 @pytest.mark.parametrize("up", [1.0, 1e30])
 @pytest.mark.parametrize("gates", [(-86, -80), (-103, -86), (-150, -103)], ids=str)
 def test_deeply_saturated_gates(gates, up):
