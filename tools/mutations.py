@@ -62,7 +62,7 @@ _ROWS = [
         ROWS,
         "if (j < cols) body(j, static_cast<int>(cols - j), Vec<A>{});",
         "",
-        SWIGLU,
+        RMS,
     ),
     (
         "tail of a sum dropped",
