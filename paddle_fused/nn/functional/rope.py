@@ -21,7 +21,18 @@ _AXES = {BATCH_SEQ_HEADS: (0, 1, 2), SEQ_BATCH_HEADS: (1, 0, 2), BATCH_HEADS_SEQ
 _OPERATORS = {1: "rope", 2: "rope_qk", 3: "rope_qkv"}
 
 
-def _check_rotated(function: str, layout: int, names, tensors):
+def _checked(check, function: str, tensors, *how):
+    """(tensors, what the check returns); under auto_cast in float32 where dtypes do not fit."""
+    try:
+        return tensors, check(function, tensors, *how)
+    except TypeError:
+        if not auto_casting():
+            raise
+    tensors = [in_float32(tensor) for tensor in tensors]
+    return tensors, check(function, tensors, *how)
+
+
+def _check_rotated(function: str, tensors, layout: int, names):
     """The rotated tensors fit each other but for their heads; returns their shapes and dtype."""
     first_name = names[0]
     shape, dtype = checks.shape_and_dtype(function, first_name, tensors[0])
@@ -43,17 +54,6 @@ def _check_rotated(function: str, layout: int, names, tensors):
     return shapes, dtype
 
 
-def _checked_rotated(function: str, layout: int, names, tensors):
-    """(tensors, shapes, dtype), checked; under auto_cast in float32 where their dtypes differ."""
-    try:
-        return tensors, *_check_rotated(function, layout, names, tensors)
-    except TypeError:
-        if not auto_casting():
-            raise
-    tensors = [in_float32(tensor) for tensor in tensors]
-    return tensors, *_check_rotated(function, layout, names, tensors)
-
-
 def _check_width(function: str, argument: str, shape, head_dim: int) -> None:
     width = shape[-1] if shape else 0
     if width >= 0 and (width % 2 or width == 0 or 0 <= head_dim < width):
@@ -62,8 +62,9 @@ def _check_width(function: str, argument: str, shape, head_dim: int) -> None:
         )
 
 
-def _check_tables(function: str, sin, cos, dtype, shape, layout: int, ids) -> None:
+def _check_tables(function: str, sin_and_cos, dtype, shape, layout: int, ids) -> None:
     """Sin and cos: [S, R], [1 or B, S, R] or [1 or B, S, 1, R], alike, long enough."""
+    sin, cos = sin_and_cos
     batch_axis, seq_axis, _ = _AXES[layout]
     dtypes = (dtype, paddle.float32)
     cos_shape, cos_dtype = checks.shape_and_dtype(function, "cos", cos, dtypes)
@@ -73,8 +74,7 @@ def _check_tables(function: str, sin, cos, dtype, shape, layout: int, ids) -> No
         _check_width(function, "sin", sin_shape, shape[3])
     if not checks.same_dtype(cos_dtype, sin_dtype):
         raise checks.wrong_type(function, "sin", f"cos's dtype {cos_dtype}", str(sin_dtype))
-    if sin_shape != cos_shape:
-        checks.check_shape(function, "sin", sin_shape, cos_shape, "cos's")
+    checks.check_shape(function, "sin", sin_shape, cos_shape, "cos's")
     rank = len(cos_shape)
     if rank == 2:
         fits, rows = True, cos_shape[0]
@@ -93,19 +93,6 @@ def _check_tables(function: str, sin, cos, dtype, shape, layout: int, ids) -> No
             f"{shape[seq_axis]} and B the batch {shape[batch_axis]}",
             cos_shape,
         )
-
-
-def _checked_tables(function: str, sin, cos, *how):
-    """The tables, checked; under auto_cast in float32 where their dtypes do not fit."""
-    try:
-        _check_tables(function, sin, cos, *how)
-        return sin, cos
-    except TypeError:
-        if not auto_casting():
-            raise
-    sin, cos = in_float32(sin), in_float32(cos)
-    _check_tables(function, sin, cos, *how)
-    return sin, cos
 
 
 def check_base(function: str, argument: str, base) -> float:
@@ -267,7 +254,7 @@ def fused_rotary_position_embedding(
     if v is not None:
         names.append("v")
         tensors.append(v)
-    tensors, shapes, dtype = _checked_rotated(function, layout, names, tensors)
+    tensors, (shapes, dtype) = _checked(_check_rotated, function, tensors, layout, names)
     shape = shapes[0]
     _check_ids(function, position_ids, shape, layout)
     if (sin is None) != (cos is None):
@@ -279,12 +266,11 @@ def fused_rotary_position_embedding(
         cos, sin = _tables(tensors[0], shape, position_ids, layout, base, pairing)
         position_ids = None  # the tables are in the order of the tokens
     else:
-        sin, cos = _checked_tables(function, sin, cos, dtype, shape, layout, position_ids)
-    out = _rotate(function, names, tensors, shapes, sin, cos, position_ids, pairing, layout)
-    if v is None:
-        return out[0], None if k is None else out[1], None
-    out = iter(out)
-    return next(out), None if k is None else next(out), next(out)
+        (sin, cos), _ = _checked(
+            _check_tables, function, (sin, cos), dtype, shape, layout, position_ids
+        )
+    out = iter(_rotate(function, names, tensors, shapes, sin, cos, position_ids, pairing, layout))
+    return next(out), None if k is None else next(out), None if v is None else next(out)
 
 
 @static_unit
@@ -329,10 +315,12 @@ def apply_rotary_pos_emb(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, nam
         raise checks.wrong_value(function, "unsqueeze_dim", "1 or 2", unsqueeze_dim)
     layout = BATCH_HEADS_SEQ if unsqueeze_dim == 1 else BATCH_SEQ_HEADS
     names = ("q", "k")
-    tensors, shapes, dtype = _checked_rotated(function, layout, names, (q, k))
+    tensors, (shapes, dtype) = _checked(_check_rotated, function, (q, k), layout, names)
     shape = shapes[0]
     _check_ids(function, position_ids, shape, layout)
-    sin, cos = _checked_tables(function, sin, cos, dtype, shape, layout, position_ids)
+    (sin, cos), _ = _checked(
+        _check_tables, function, (sin, cos), dtype, shape, layout, position_ids
+    )
     if position_ids is not None and len(cos.shape) > 2 and cos.shape[0] not in (1, -1):
         raise checks.wrong_value(
             function,
@@ -352,8 +340,8 @@ def rotate_pairs_heads_first(q, k, cos, sin):
     function = "apply_rotary_pos_emb"
     pairing, layout = INTERLEAVED, BATCH_HEADS_SEQ
     names, tensors = ("q", "k"), (q, k)
-    shapes, dtype = _check_rotated(function, layout, names, tensors)
-    _check_tables(function, sin, cos, dtype, shapes[0], layout, None)
+    shapes, dtype = _check_rotated(function, tensors, layout, names)
+    _check_tables(function, (sin, cos), dtype, shapes[0], layout, None)
     q_out, k_out = _rotate(function, names, tensors, shapes, sin, cos, None, pairing, layout)
     return q_out, k_out
 
@@ -396,7 +384,7 @@ def fused_partial_rope(x, cos, sin):
     function = "fused_partial_rope"
     pairing, layout = INTERLEAVED_TO_HALVES, BATCH_SEQ_HEADS
     names, tensors = ("x",), (x,)
-    shapes, dtype = _check_rotated(function, layout, names, tensors)
-    sin, cos = _checked_tables(function, sin, cos, dtype, shapes[0], layout, None)
+    shapes, dtype = _check_rotated(function, tensors, layout, names)
+    (sin, cos), _ = _checked(_check_tables, function, (sin, cos), dtype, shapes[0], layout, None)
     (out,) = _rotate(function, names, tensors, shapes, sin, cos, None, pairing, layout)
     return out
