@@ -64,15 +64,17 @@ def is_tensor(value) -> bool:
     return isinstance(value, _TENSOR_TYPES)
 
 
-def _is_one_of(dtype, dtypes) -> bool:
-    """``dtype in dtypes`` without Paddle's slow comparison of unequal dtypes, where it can.
-
-    Dtypes of tensors are the very objects; static variables and Paddle 2 may bring equal ones.
-    """
+def _is_very_one_of(dtype, dtypes) -> bool:
+    """Whether a dtype is one of these objects; Paddle is slow to find two dtypes unequal."""
     for each in dtypes:
         if dtype is each:
             return True
-    return dtype in dtypes
+    return False
+
+
+def _is_one_of(dtype, dtypes) -> bool:
+    """Whether a dtype equals one of these, as those of static variables and of Paddle 2 do."""
+    return _is_very_one_of(dtype, dtypes) or dtype in dtypes
 
 
 def same_dtype(a, b) -> bool:
@@ -95,13 +97,10 @@ def shape_and_dtype(function: str, argument: str, value, dtypes=FLOAT_DTYPES):
     """check_tensor(), then shape_of() and the dtype: for a right tensor, each is read once."""
     if isinstance(value, _Tensor):
         dtype = value.dtype
-        for each in dtypes:
-            if dtype is each and value.is_dense():
-                return list(value.shape), dtype
-        dtype = _DTYPES.get(getattr(dtype, "value", None))
-        for each in dtypes:
-            if dtype is each and value.is_dense():
-                return list(value.shape), dtype
+        if not _is_very_one_of(dtype, dtypes):
+            dtype = _DTYPES.get(getattr(dtype, "value", None), dtype)
+        if _is_very_one_of(dtype, dtypes) and value.is_dense():
+            return list(value.shape), dtype
     check_tensor(function, argument, value, dtypes)
     return shape_of(value), value.dtype
 
