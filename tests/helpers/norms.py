@@ -71,7 +71,7 @@ def subnormal_gradient_slack(x, weight, g, epsilon, offset) -> np.ndarray:
     products = c, xhat * np.mean(c * xhat, axis=-1, keepdims=True)
     subnormal = sum((np.abs(p) < smallest_normal).astype(np.float64) for p in products)
     half_step = 0.5 * spacing(0.0, name) * oracle.inverse_rms(x, epsilon)
-    return np.where(subnormal > 0, half_step, 0.0) * np.maximum(subnormal, 1)
+    return np.where(subnormal > 0, half_step, 0.0) * subnormal
 
 
 def inverse_rms_of_mode(x, epsilon, mode):
