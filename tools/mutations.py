@@ -147,7 +147,7 @@ _ROWS = [
         SIMD,
         "return u + ((0x7fffu + ((u >> 16) & 1u)) & ~(U32)(v != v));",
         "return u + (0x7fffu + ((u >> 16) & 1u));",
-        FAULTS,
+        INVARIANT,
     ),
     (
         "one instruction set truncates float16",

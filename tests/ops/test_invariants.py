@@ -247,6 +247,11 @@ def test_nan_of_any_payload():
     assert np.isnan(to_numpy(out)).all() and np.isnan(to_numpy(dx)).all()
     rows = paddle_fused.nn.functional.rms_norm(paddle.ones([4, 64], "bfloat16"), nan)
     assert np.isnan(to_numpy(rows)).all()
+    x, scale, invvar = paddle.ones([1, 64], "bfloat16"), paddle.ones([64]), paddle.ones([1])
+    dx, dscale = paddle_fused.nn.functional.fused_rms_norm_ext_grad(
+        x, scale, invvar, nan.reshape([1, 64]), 1e-6
+    )
+    assert np.isnan(to_numpy(dx)).all() and np.isnan(to_numpy(dscale)).all()
     q = paddle.ones([1, 4, 2, 64], "bfloat16")
     table = nan.tile([4, 1])
     for style in (True, False):
