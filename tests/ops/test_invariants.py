@@ -13,7 +13,7 @@ import pytest
 
 import paddle_fused
 from helpers import numeric
-from helpers.arrays import to_numpy, to_paddle
+from helpers.arrays import numpy_dtype, to_numpy, to_paddle
 from helpers.calls import CALLS, all_digests, check_nothing_written, make_call
 from helpers.layouts import offset_by_one
 from helpers.running import as_tuple, assert_same
@@ -218,8 +218,7 @@ def test_neighbours_of_extreme_values(dtype):
 
     def run():
         x, upstream = (
-            paddle.to_tensor(v.astype(np.float32)).astype(dtype)
-            for v in (np.concatenate([gate, up], -1), grad)
+            to_paddle(v.astype(numpy_dtype(dtype))) for v in (np.concatenate([gate, up], -1), grad)
         )
         x.stop_gradient = False
         out = paddle_fused.nn.functional.fused_swiglu_weighted(x, probs)
@@ -239,23 +238,28 @@ def test_neighbours_of_extreme_values(dtype):
 
 def test_nan_of_any_payload():
     """Rounding to bfloat16 may not carry out of a NaN that has all bits set."""
-    nan = paddle.to_tensor(np.full(64, 0x7FFFFFFF, np.uint32).view(np.float32))
-    x = paddle.ones([64, 128], "bfloat16")
+
+    def nan(*shape):
+        return to_paddle(np.full(shape, 0x7FFFFFFF, np.uint32).view(np.float32))
+
+    def ones(*shape, dtype="bfloat16"):
+        return to_paddle(np.ones(shape, numpy_dtype(dtype)))
+
+    x = ones(64, 128)
     x.stop_gradient = False
-    out = paddle_fused.nn.functional.fused_swiglu_weighted(x, nan)
-    (dx,) = paddle.grad(out, [x])
+    out = paddle_fused.nn.functional.fused_swiglu_weighted(x, nan(64))
+    (dx,) = paddle.grad(out, [x], [ones(64, 64)])
     assert np.isnan(to_numpy(out)).all() and np.isnan(to_numpy(dx)).all()
-    rows = paddle_fused.nn.functional.rms_norm(paddle.ones([4, 64], "bfloat16"), nan)
+    rows = paddle_fused.nn.functional.rms_norm(ones(4, 64), nan(64))
     assert np.isnan(to_numpy(rows)).all()
-    x, scale, invvar = paddle.ones([1, 64], "bfloat16"), paddle.ones([64]), paddle.ones([1])
+    scale, invvar = ones(64, dtype="float32"), ones(1, dtype="float32")
     dx, dscale = paddle_fused.nn.functional.fused_rms_norm_ext_grad(
-        x, scale, invvar, nan.reshape([1, 64]), 1e-6
+        ones(1, 64), scale, invvar, nan(1, 64), 1e-6
     )
     assert np.isnan(to_numpy(dx)).all() and np.isnan(to_numpy(dscale)).all()
-    q = paddle.ones([1, 4, 2, 64], "bfloat16")
-    table = nan.tile([4, 1])
+    table = nan(4, 64)
     for style in (True, False):
         rotated, _, _ = paddle_fused.nn.functional.fused_rotary_position_embedding(
-            q, sin=table, cos=table, use_neox_rotary_style=style
+            ones(1, 4, 2, 64), sin=table, cos=table, use_neox_rotary_style=style
         )
         assert np.isnan(to_numpy(rotated)).all()
