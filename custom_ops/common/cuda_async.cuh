@@ -1,5 +1,5 @@
-// What runs beside the arithmetic: copies into shared memory, prefetches, dependent launches and
-// clusters. Device code only.
+// What runs beside the arithmetic: copies into shared memory, prefetches, what stays in L2,
+// dependent launches and clusters. Device code only.
 #pragma once
 
 #include "custom_ops/common/cuda_vector.cuh"
@@ -35,6 +35,35 @@ PADDLE_FUSED_INLINE Raw<T, N> LoadShared(uint32_t shared) {
                : "=r"(r.w[0]), "=r"(r.w[1]), "=r"(r.w[2]), "=r"(r.w[3])
                : "r"(shared)
                : "memory");
+  return r;
+}
+
+// How long L2 keeps a line. Kept: before all that only passes through.
+struct L2Policy {
+  uint64_t bits;
+};
+PADDLE_FUSED_INLINE L2Policy KeptInL2() {
+  L2Policy policy;
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy.bits));
+  return policy;
+}
+PADDLE_FUSED_INLINE L2Policy NormalInL2() {
+  L2Policy policy;
+  asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy.bits));
+  return policy;
+}
+template <class T, int N>
+PADDLE_FUSED_INLINE Raw<T, N> LoadAligned(const T* p, L2Policy policy) {
+  using R = Raw<T, N>;
+  static_assert(R::kBytes % 16 == 0, "whole accesses");
+  R r;
+#pragma unroll
+  for (int i = 0; i < R::kWords; i += 4) {
+    asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(r.w[i]), "=r"(r.w[i + 1]), "=r"(r.w[i + 2]), "=r"(r.w[i + 3])
+                 : "l"(reinterpret_cast<const uint4*>(p) + i / 4), "l"(policy.bits)
+                 : "memory");
+  }
   return r;
 }
 

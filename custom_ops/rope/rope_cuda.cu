@@ -3,7 +3,8 @@
 // A work item is N pairs of one head, N elements being a 16-byte vector: two loads, two stores. A
 // thread takes U heads and reads the tables of its N pairs once for them; all loads are on their
 // way before the first is used. The heads of q, k and v count as one list, so one launch serves
-// all.
+// all. Blocks that share a table row may run far apart in time, so that tables, small as they are,
+// would be read from memory again: they are kept in L2 before what only passes through.
 #include "custom_ops/common/cuda_async.cuh"
 #include "custom_ops/common/cuda_launch.cuh"
 #include "custom_ops/common/cuda_vector.cuh"
@@ -25,11 +26,12 @@ namespace {
 enum class Pattern { kInterleaved, kHalves, kToHalves, kFromHalves };
 
 struct RopePlan {
-  int items;        // of a head in one turn
-  int turns;        // more than one only where a head has very many items
-  int slots;        // heads side by side in a block
-  int heads;        // in all tensors
-  int head_blocks;  // blocks that share a token
+  int items;            // of a head in one turn
+  int turns;            // more than one only where a head has very many items
+  int slots;            // heads side by side in a block
+  int heads;            // in all tensors
+  int head_blocks;      // blocks that share a token
+  int64_t table_reads;  // blocks that read a row of the tables
   int64_t tokens;
   int64_t tasks;  // groups of blockDim.y tokens, times head_blocks
 };
@@ -53,15 +55,15 @@ PADDLE_FUSED_INLINE int64_t PositionAt(const void* ids, bool int32, int64_t inde
 template <class A, class TTable, int N>
 struct TableVector {
   Raw<TTable, N> raw;
-  PADDLE_FUSED_INLINE void Load(const void* table, DType, int64_t at) {
-    raw = LoadAligned<TTable, N>(static_cast<const TTable*>(table) + at);
+  PADDLE_FUSED_INLINE void Load(const void* table, DType, int64_t at, L2Policy policy) {
+    raw = LoadAligned<TTable, N>(static_cast<const TTable*>(table) + at, policy);
   }
   PADDLE_FUSED_INLINE void Widen(A (&v)[N]) const { Unpack(raw, v); }
 };
 template <class A, int N>
 struct TableVector<A, void, N> {
   A values[N];
-  PADDLE_FUSED_INLINE void Load(const void* table, DType dtype, int64_t at) {
+  PADDLE_FUSED_INLINE void Load(const void* table, DType dtype, int64_t at, L2Policy) {
 #pragma unroll
     for (int i = 0; i < N; ++i) values[i] = LoadAny<A>(table, dtype, at + i);
   }
@@ -71,6 +73,63 @@ struct TableVector<A, void, N> {
   }
 };
 
+// What a thread works on in one task: the first of its heads of one token.
+struct Place {
+  int64_t token, batch, position;
+  int head;
+};
+PADDLE_FUSED_INLINE Place PlaceOf(const RopePlan& plan, int64_t seq, int64_t task, int slot,
+                                  int heads_per_thread) {
+  int64_t token = task;
+  int head = slot;
+  if (plan.head_blocks > 1) {
+    token = Quotient(task, plan.head_blocks, plan.tasks);
+    head += static_cast<int>(task - token * plan.head_blocks) * plan.slots * heads_per_thread;
+  }
+  token = token * blockDim.y + threadIdx.y;
+  const int64_t batch = Quotient(token, seq, plan.tokens);
+  return {token, batch, token - batch * seq, head};
+}
+
+// The rotary part of a head.
+template <class T>
+struct Head {
+  const T* in;
+  T* out;
+};
+template <class T>
+PADDLE_FUSED_INLINE Head<T> HeadOf(const RopeParams& p, const Place& place, int head) {
+  int which = 0;
+  if (p.tensor_count > 1 && head >= p.tensors[0].heads) {
+    head -= static_cast<int>(p.tensors[0].heads);
+    which = 1;
+    if (p.tensor_count > 2 && head >= p.tensors[1].heads) {
+      head -= static_cast<int>(p.tensors[1].heads);
+      which = 2;
+    }
+  }
+  const RopeTensor& t = p.tensors[which];
+  const int64_t at = place.batch * t.batch_stride + place.position * t.seq_stride +
+                     head * t.head_stride + p.rotary_begin;
+  return {static_cast<const T*>(t.in) + at, static_cast<T*>(t.out) + at};
+}
+
+// Before the previous kernel ends: the heads of the first task, each line by one thread.
+template <class T, int U>
+PADDLE_FUSED_INLINE void PrefetchHeads(const RopeParams& p, const RopePlan& plan, int slot,
+                                       int2 in_at) {
+  constexpr int kLine = 128;
+  if (!InFirstWave() || in_at.x * sizeof(T) % kLine != 0) return;
+  const Place place = PlaceOf(plan, p.seq, blockIdx.x, slot, U);
+  if (place.token >= plan.tokens) return;
+#pragma unroll 1
+  for (int u = 0; u < U && place.head + u * plan.slots < plan.heads; ++u) {
+    const T* const in = HeadOf<T>(p, place, place.head + u * plan.slots).in;
+    Prefetch(in + in_at.x);
+    Prefetch(in + in_at.y);
+  }
+}
+
 template <class T, int N, class TTable, Pattern kPattern, int U>
 __global__ void __launch_bounds__(128, U <= 2 ? 6 : 4)
     RopeKernel(const __grid_constant__ RopeParams p, const __grid_constant__ RopePlan plan) {
@@ -79,11 +138,8 @@ __global__ void __launch_bounds__(128, U <= 2 ? 6 : 4)
   constexpr bool kNeighbours = kPattern == Pattern::kInterleaved;
   constexpr bool kInTogether = kPattern == Pattern::kToHalves || (kNeighbours && N == 1);
   constexpr bool kOutTogether = kPattern == Pattern::kFromHalves || (kNeighbours && N == 1);
-  WaitForPreviousKernel();
-  LetNextKernelStart();
   const int slot = threadIdx.x / plan.items;
   const int half = static_cast<int>(p.rotary_dim / 2);
-  const int rotary_begin = static_cast<int>(p.rotary_begin);
   const int turn = plan.turns == 1 ? 0 : static_cast<int>(blockIdx.y);
   const int item = turn * plan.items + threadIdx.x - slot * plan.items;
   if (item * N >= half) return;
@@ -92,64 +148,37 @@ __global__ void __launch_bounds__(128, U <= 2 ? 6 : 4)
   // The tables are laid out as the halves, or as the interleaved pairs.
   const int2 table_at = OffsetsOf < N, kNeighbours && N == 1 > (item, half);
 
+  if constexpr (N > 1) PrefetchHeads<T, U>(p, plan, slot, in_at);
+  WaitForPreviousKernel();
+  LetNextKernelStart();
+  const L2Policy table_policy = plan.table_reads > 2 ? KeptInL2() : NormalInL2();
   for (int64_t task = blockIdx.x; task < plan.tasks; task += gridDim.x) {
-    int64_t token = task;
-    int head = slot;
-    if (plan.head_blocks > 1) {
-      if (plan.tasks <= 0x7fffffff) {
-        token = static_cast<uint32_t>(task) / static_cast<uint32_t>(plan.head_blocks);
-      } else {
-        token = task / plan.head_blocks;
-      }
-      head += static_cast<int>(task - token * plan.head_blocks) * plan.slots * U;
-    }
-    token = token * blockDim.y + threadIdx.y;
-    if (token >= plan.tokens) continue;
-    int64_t b = 0;
-    if (plan.tokens <= 0x7fffffff) {
-      b = static_cast<uint32_t>(token) / static_cast<uint32_t>(p.seq);
-    } else {
-      b = token / p.seq;
-    }
-    const int64_t s = token - b * p.seq;
+    const Place place = PlaceOf(plan, p.seq, task, slot, U);
+    if (place.token >= plan.tokens) continue;
 
     Item<T, N> items[U];
-    const T* in[U];
-    T* out[U];
+    Head<T> heads[U];
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      const int h = head + u * plan.slots;
-      if (h >= plan.heads) break;
-      int which = 0, own_head = h;
-      if (p.tensor_count > 1 && own_head >= p.tensors[0].heads) {
-        own_head -= static_cast<int>(p.tensors[0].heads);
-        which = 1;
-        if (p.tensor_count > 2 && own_head >= p.tensors[1].heads) {
-          own_head -= static_cast<int>(p.tensors[1].heads);
-          which = 2;
-        }
-      }
-      const RopeTensor& t = p.tensors[which];
-      const int64_t at =
-          b * t.batch_stride + s * t.seq_stride + own_head * t.head_stride + rotary_begin;
-      in[u] = static_cast<const T*>(t.in) + at;
-      out[u] = static_cast<T*>(t.out) + at;
-      items[u].first = LoadAligned<T, N>(in[u] + in_at.x);
-      items[u].second = LoadAligned<T, N>(in[u] + in_at.y);
+      const int head = place.head + u * plan.slots;
+      if (head >= plan.heads) break;
+      heads[u] = HeadOf<T>(p, place, head);
+      items[u].first = LoadAligned<T, N>(heads[u].in + in_at.x);
+      items[u].second = LoadAligned<T, N>(heads[u].in + in_at.y);
     }
-    int64_t table_row = s;
+    int64_t table_row = place.position;
     bool bad = false;
     if (p.position_ids != nullptr) {
-      table_row = PositionAt(p.position_ids, p.position_ids_int32, token);
+      table_row = PositionAt(p.position_ids, p.position_ids_int32, place.token);
       bad = table_row < 0 || table_row >= p.table_rows;
       if (bad) table_row = 0;
     }
     TableVector<A, TTable, N> raw_cos[2], raw_sin[2];
-    const int64_t table_begin = b * p.table_batch_stride + table_row * p.rotary_dim;
-    raw_cos[0].Load(p.cos, p.table_dtype, table_begin + table_at.x);
-    raw_cos[1].Load(p.cos, p.table_dtype, table_begin + table_at.y);
-    raw_sin[0].Load(p.sin, p.table_dtype, table_begin + table_at.x);
-    raw_sin[1].Load(p.sin, p.table_dtype, table_begin + table_at.y);
+    const int64_t table_begin = place.batch * p.table_batch_stride + table_row * p.rotary_dim;
+    raw_cos[0].Load(p.cos, p.table_dtype, table_begin + table_at.x, table_policy);
+    raw_cos[1].Load(p.cos, p.table_dtype, table_begin + table_at.y, table_policy);
+    raw_sin[0].Load(p.sin, p.table_dtype, table_begin + table_at.x, table_policy);
+    raw_sin[1].Load(p.sin, p.table_dtype, table_begin + table_at.y, table_policy);
     A cos[2][N], sin[2][N];
 #pragma unroll
     for (int v = 0; v < 2; ++v) {
@@ -181,7 +210,7 @@ __global__ void __launch_bounds__(128, U <= 2 ? 6 : 4)
     {
 #pragma unroll
       for (int u = 0; u < U; ++u) {
-        if (head + u * plan.slots >= plan.heads) break;
+        if (place.head + u * plan.slots >= plan.heads) break;
         A x[N], y[N], rx[N], ry[N];
         Unpack(items[u].first, x);
         Unpack(items[u].second, y);
@@ -215,20 +244,21 @@ __global__ void __launch_bounds__(128, U <= 2 ? 6 : 4)
 #pragma unroll
           for (int i = 0; i < N; ++i) rx[i] = x[i], ry[i] = y[i];
         }
-        StoreAligned(out[u] + out_at.x, Pack<T>(rx));
-        StoreAligned(out[u] + out_at.y, Pack<T>(ry));
+        StoreAligned(heads[u].out + out_at.x, Pack<T>(rx));
+        StoreAligned(heads[u].out + out_at.y, Pack<T>(ry));
         if (p.rotary_dim < p.head_dim) {
           // Features outside the rotary part.
           const int rest = static_cast<int>(p.head_dim - p.rotary_dim);
+          const int rotary_begin = static_cast<int>(p.rotary_begin);
           for (int j = item * N; j < rest; j += plan.items * plan.turns * N) {
             const int at = j < rotary_begin ? j - rotary_begin : j + 2 * half - rotary_begin;
-            Raw<T, N> kept = LoadAligned<T, N>(in[u] + at);
+            Raw<T, N> kept = LoadAligned<T, N>(heads[u].in + at);
             if (bad) {
 #pragma unroll
               for (int i = 0; i < N; ++i) x[i] = __int_as_float(0x7fc00000);
               kept = Pack<T>(x);
             }
-            StoreAligned(out[u] + at, kept);
+            StoreAligned(heads[u].out + at, kept);
           }
         }
       }
@@ -301,6 +331,7 @@ void RunKernel(const RopeParams& p, cudaStream_t stream, int block_threads) {
   const int most = std::max(1, block_threads / plan.items);
   plan.head_blocks = CeilDiv(wanted, most);
   plan.slots = CeilDiv(wanted, plan.head_blocks);
+  plan.table_reads = plan.head_blocks * (p.table_batch_stride == 0 ? p.batch : 1);
   plan.tokens = p.batch * p.seq;
   const int threads = plan.slots * plan.items;
   const int block_tokens = std::max(1, block_threads / threads);
@@ -325,13 +356,9 @@ void RunPattern(const RopeParams& p, cudaStream_t stream, const RopeTuning& t) {
 template <class T, Pattern kPattern>
 void RunTable(const RopeParams& p, cudaStream_t stream, const RopeTuning* tuning) {
   const int64_t items = p.rotary_dim / 2 / kVector<T>;
-  RopeTuning t = items <= 4 ? RopeTuning{64, 2} : RopeTuning{32, 4};
-  if (items > 4 && sizeof(T) == 2 && p.table_dtype == p.dtype) {
-    // Blocks of one warp: five heads a thread where that leaves fewer slots without a head.
-    const int slots = static_cast<int>(std::max<int64_t>(1, 32 / items));
-    const int heads = AllHeads(p);
-    if (CeilDiv(heads, 5 * slots) * 5 < CeilDiv(heads, 4 * slots) * 4) t.heads = 5;
-  }
+  // Tables of 16 bits leave registers for one more head.
+  const bool narrow_tables = sizeof(T) == 2 && p.table_dtype == p.dtype;
+  RopeTuning t = items <= 4 ? RopeTuning{64, 2} : RopeTuning{32, narrow_tables ? 5 : 4};
   if (tuning != nullptr) t = *tuning;
   if (!FitsVectors(p, kVector<T>)) return RunKernel<T, 1, void, kPattern, 1>(p, stream, 128);
   if (p.table_dtype == p.dtype) return RunPattern<T, T, kPattern>(p, stream, t);

@@ -33,11 +33,7 @@ template <class T>
 PADDLE_FUSED_INLINE Task TaskOf(const Tiles& t, int64_t index) {
   int64_t row_block = index, tile = 0;
   if (t.tiles > 1) {
-    if (t.tasks <= 0x7fffffff) {
-      row_block = static_cast<uint32_t>(index) / static_cast<uint32_t>(t.tiles);
-    } else {
-      row_block = index / t.tiles;
-    }
+    row_block = Quotient(index, t.tiles, t.tasks);
     tile = index - row_block * t.tiles;
   }
   const int64_t first = tile * t.tile_cols;
